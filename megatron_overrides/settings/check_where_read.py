@@ -29,8 +29,6 @@ from megatron_overrides.settings.checks import (
     all_settings,
     changed_settings,
     check,
-    check_places,
-    check_spelling,
     declared_settings,
 )
 
@@ -74,9 +72,6 @@ def check_configs(call: Call) -> Any:
     check(settings, declared)
     check_muon_splits(settings)
     model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
-    check_places(settings, model_config)
-    for config in (settings, model_config):
-        check_spelling(config)
     if changed := changed_settings(settings, model_config):
         _log_settings(", ".join(f"{name}={value}" for name, value in sorted(changed.items())))
     has_heads = bool(getattr(model_config, "mtp_num_layers", None))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Iterable, Iterator
@@ -74,45 +73,6 @@ def _check_value(declared: Any, value: Any) -> None:
         raise ValueError(f"{spell(declared.name)} {value!r}: give a number of {declared.unit}")
     if declared.choices and value not in declared.choices:
         raise ValueError(f"{spell(declared.name)} must be one of {', '.join(declared.choices)}, not {value!r}")
-
-
-def check_places(optimizer_config: Any, model_config: Any) -> None:
-    """Raise ValueError if a setting of the patches is an attribute of the configuration that does not have the field.
-
-    Python sets any attribute of a dataclass, and nothing would read it there.
-    """
-    for config, other in ((optimizer_config, model_config), (model_config, optimizer_config)):
-        own, fields = (getattr(type(one), "__dataclass_fields__", {}) for one in (config, other))
-        strays = vars(config).keys() - own.keys() if own else set()
-        for name in sorted(strays & fields.keys()):
-            # Some of them are fields of newer releases, without the mark.
-            if fields[name].metadata.get("added_in_place") or "mtp" in name or "grad_norm" in name:
-                raise ValueError(
-                    f"{spell(name)} is set on the {type(config).__name__}, where nothing reads it: it is a field of "
-                    f"the {type(other).__name__}"
-                )
-
-
-def check_spelling(config: Any) -> None:
-    """Raise ValueError if an attribute of a configuration is no field and almost a setting's name.
-
-    Frameworks attach attributes of their own to configurations, `weight_decay` for example: that is not a misspelt
-    `mtp_weight_decay`.
-    """
-    own = getattr(type(config), "__dataclass_fields__", {})
-    names = [declared.name for declared in (*all_settings(), *declared_settings(type(config)))]
-    for name in sorted(vars(config).keys() - own.keys() if own else ()):
-        if similar := find_similar(name, names):
-            raise ValueError(
-                f"config.{name} is set on the {type(config).__name__}, which has no such field, so nothing reads it. "
-                f"Did you mean {spell(similar)}?"
-            )
-
-
-def find_similar(name: str, names: Iterable[str]) -> str:
-    """The one of `names` that is one or two letters away or has the same words in another order; '' for none."""
-    reordered = [one for one in names if sorted(one.split("_")) == sorted(name.split("_"))]
-    return next(iter(reordered or difflib.get_close_matches(name, names, n=1, cutoff=0.9)), "")
 
 
 def changed_settings(*configs: Any) -> dict[str, Any]:

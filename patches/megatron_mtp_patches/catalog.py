@@ -123,9 +123,11 @@ CATALOG = (
 )
 
 _CORE, _TRAINING = "megatron.core", "megatron.training"
+_BRIDGE_CONFIG = "megatron.bridge.training.config:ConfigContainer"
+_VERL_ENGINE = "verl.workers.engine.megatron.transformer_impl:MegatronEngine"
 # Always applied, not selectable: the check that all ranks have the same patches, their record in each run, the line
-# that counts the known defects of Megatron that affect it, the check that no setting of a patch is set which is left
-# out, and how it differs from the run that saved its checkpoint.
+# that counts the known defects of Megatron that affect it, the check that each setting of a patch acts where it is set,
+# and how the run differs from the one that saved its checkpoint.
 BASE = (
     Patch(
         id="record-of-the-patches",
@@ -139,7 +141,11 @@ BASE = (
                 ),
                 (f"{_TRAINING}.arguments:validate_args", "run_record.provenance:record_in_arguments"),
                 (f"{_TRAINING}.arguments:validate_args", "doctor.start_line:log_known_defects"),
-                (f"{_CORE}.optimizer:_get_param_groups", "run_record.settings_left_out:refuse_settings_left_out"),
+                (f"{_CORE}.optimizer:_get_param_groups", "run_record.refuse_idle_settings:check_configs"),
+                (f"{_BRIDGE_CONFIG}.validate", "run_record.refuse_idle_settings:check_bridge_container"),
+                ("verl.utils.config:omega_conf_to_dataclass", "run_record.refuse_idle_settings:check_verl_section"),
+                (f"{_VERL_ENGINE}.__init__", "run_record.refuse_idle_settings:check_verl_engine"),
+                ("swift.utils.utils:parse_args", "run_record.refuse_idle_settings:check_swift_arguments"),
                 (f"{_TRAINING}.checkpointing:check_checkpoint_args", "run_record.provenance:warn_of_differences"),
             )
         ),

@@ -70,18 +70,25 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
 @pytest.mark.parametrize(
     "text, hint",
     [
-        ("model: {mtp_init: random, mtp_detach_heads: true}\noptimizer: {mtp_clip_grad: 0.1}\n", ""),
-        ("model: {}\noptimizer: {mtp_loss_type: kl}\n", "is not read there: it is a setting of TransformerConfig"),
-        ("model: {detach_mtp_heads: true}\n", "model.detach_mtp_heads: did you mean mtp_detach_heads?"),
+        ("optimizer: {mtp_clip_grad: 0.1}\nmodel: {mtp_init: random, mtp_detach_heads: true, mtp_num_layers: 1}\n", ""),
+        ("model: {transformer: {mtp_detach_heads: true, mtp_num_layers: 1}}\n", ""),
+        ("model: {mtp_detach_heads: false, mtp_logits_chunk_size: 0}\noptimizer: {mtp_clip_grad: null}\n", ""),
+        (
+            "model: {}\noptimizer: {mtp_loss_type: kl}\n",
+            "optimizer.mtp_loss_type is not read there: it belongs in model",
+        ),
+        ("model: {detach_mtp_heads: true}\n", "model.detach_mtp_heads: did you mean model.mtp_detach_heads?"),
         ("model: {}\ntrain: {grad_norm_skip_threshold: 3.0}\n", "train.grad_norm_skip_threshold is not read there: "),
-        ("model: {}\nmtp_detach_heads: true\n", "mtp_detach_heads is not read there: "),
-        ("model: {mtp_clip_grad: 0.1}\n", "model.mtp_clip_grad is not read there: it is a setting of OptimizerConfig"),
+        ("model: {}\nmtp_detach_heads: true\n", "mtp_detach_heads is not read there: it belongs in model"),
+        ("model: {mtp_clip_grad: 0.1}\n", "model.mtp_clip_grad is not read there: it belongs in optimizer"),
+        ("model: {}\noptimizer: {mtp_lr: 0.1}\n", "mtp_lr: no effect, because model.mtp_num_layers is not set"),
+        ("model: {mtp_num_layers: 1}\noptimizer: {mtp_clip_grad: 0.1}\n", "(OptimizerConfig.mtp_clip_grad) needs "),
     ],
 )
-def test_settings_that_bridge_does_not_read_end_with_2(doctor_of_file, text, hint):
+def test_settings_that_do_not_act_in_bridge_end_with_2(doctor_of_file, text, hint):
     done = doctor_of_file(text, name="run_config.yaml")
-    assert done.code == (2 if hint else 0) and hint in done.out
-    assert ("did you mean" in done.out or "not read there" in done.out) is bool(hint)
+    assert done.code == (2 if hint else 0) and hint in done.out, done.out
+    assert ("did you mean" in done.out or "not read there" in done.out or "mtp_" in done.out) is bool(hint)
 
 
 ACTOR = """
@@ -119,8 +126,10 @@ def test_the_critic_of_verl_is_a_run_where_verl_trains_it(diagnose, critic, role
 def test_what_keeps_the_settings_of_verl_from_acting_is_named(doctor_of_file):
     variables = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {VERL_USE_EXTERNAL_MODULES: %s}}}}\n"
     told = doctor_of_file(ACTOR, name="verl.yaml").out
-    assert "override_transformer_config.mtp_detach_head: did you mean mtp_detach_heads?\n" in told
-    assert "override_transformer_config.mtp_clip_grad is not read there: it is a setting of OptimizerConfig\n" in told
+    meant = "override_transformer_config.mtp_detach_heads"
+    assert f"override_transformer_config.mtp_detach_head: did you mean {meant}?\n" in told
+    home = "override_optimizer_config"
+    assert f"override_transformer_config.mtp_clip_grad is not read there: it belongs in {home}\n" in told
     variable = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES=megatron_mtp_patches"
     assert f"the workers import the patches only where zero-touch is enabled: set {variable}\n" in told
     chosen = variables % '"mine,megatron_mtp_patches"'
@@ -212,7 +221,11 @@ def test_the_patches_are_those_that_verl_s_workers_get(doctor_of_file):
 
     removed = "removed by exempt-muon-from-clipping"
     assert removed in ask("").out and ask("").code == 0
-    assert removed not in ask(", MEGATRON_MTP_PATCHES: none").out
+    for choice in ("none", "repairs"):
+        told = ask(f", MEGATRON_MTP_PATCHES: {choice}")
+        assert removed not in told.out and told.code
+        reason = "detach-mtp-heads, which would read it, is disabled: left out by MEGATRON_MTP_PATCHES"
+        assert f"override_transformer_config.mtp_detach_heads does not act: {reason}" in told.out
     wrong = ask(", MEGATRON_MTP_PATCHES: exempt-muons")
     assert wrong.code == 2 and "unknown patch 'exempt-muons'" in wrong.out
 
@@ -222,7 +235,11 @@ def test_the_patches_are_those_that_verl_s_workers_get(doctor_of_file):
     [
         ("megatron: {mtp_detach_heads: true}", "megatron.mtp_detach_heads is not read there"),
         ("optim: {grad_norm_skip_threshold: 2.0}", "optim.grad_norm_skip_threshold is not read there"),
-        ("megatron: {override_transformer_config: {mtp-detach-heads: true}}", "did you mean mtp_detach_heads?"),
+        (
+            "megatron: {override_transformer_config: {mtp-detach-heads: true}}",
+            "did you mean override_transformer_config.",
+        ),
+        ("optim: {override_optimizer_config: {mtp_lr: 1.0}}", "mtp_lr: no effect, because mtp.enable is not true"),
         ("megatron: {override_transformer_config: {mtp_loss_type: tvd}}", "must be one of"),
         ("optim: {override_optimizer_config: {grad_norm_skip_threshold: 0.0}}", "would skip every update"),
     ],

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from .. import apply, rehearsal, revert
 from ..doctor import start_line
-from ..doctor.configuration import Configuration
+from ..doctor.configuration import Configuration, find_problems
 from ..doctor.findings import Finding, RunSettings, check_version, find_defects
 from ..doctor.flags import CommandLine, read, refusals
 from ..doctor.launch_script import Command
@@ -194,15 +194,20 @@ def _diagnose_file(file: str, world_size: int | None, version: str | None) -> It
 
 def _diagnose_configuration(name: str, run: Configuration, world_size: int | None, version: str | None) -> Diagnosis:
     ranks = [] if world_size is None else [SimpleNamespace(world_size=world_size)]
-    hints = (*run.hints, *run.notes)
+    hints = run.hints
     try:
         with _patches(run.patches):
+            hints += tuple(find_problems(run))
             settings = RunSettings([*ranks, *run.sources], version)
             findings = tuple(find_defects(settings))
     except PatchError as error:
-        return Diagnosis(name, refusal=str(error), hints=hints)
+        return Diagnosis(name, refusal=str(error), hints=(*hints, *run.notes))
     return Diagnosis(
-        name, hints=hints, findings=findings, has_idle_settings=bool(run.hints), world_size=settings.world_size
+        name,
+        hints=(*hints, *run.notes),
+        findings=findings,
+        has_idle_settings=bool(hints),
+        world_size=settings.world_size,
     )
 
 

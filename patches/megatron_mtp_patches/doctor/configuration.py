@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..catalog import SETTINGS
+from ..declarations.places import Places
+from ..run_record.idle_settings import find_idle_settings
 
-# {setting: the class that has it}; Megatron-Bridge has classes of the same names, which inherit Megatron's fields.
-_CLASSES = {setting.name: edit.target.rpartition(":")[2] for edit, setting in SETTINGS.items()}
 _DECLARED = {setting.name: setting for setting in SETTINGS.values()}
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # what models of Hugging Face call their number
 _DTYPES = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
@@ -21,18 +22,24 @@ class Configuration(NamedTuple):
 
     Attributes:
         sources: its sections as objects.
-        hints: what keeps the settings of the patches from acting.
+        sections: the names and contents of those sections that the user writes.
+        places: the sections from which settings of the patches are read.
+        untrained_heads: why no MTP head trains; '' if one does, or if that is not known.
+        hints: what else keeps the settings of the patches from acting.
         patches: which patches it chooses, as in MEGATRON_MTP_PATCHES; '' where it chooses none.
         notes: what is not known of the run.
     """
 
     sources: list[SimpleNamespace]
-    hints: list[str]
+    sections: list[tuple[str, Mapping[Any, Any]]]
+    places: Places
+    untrained_heads: str = ""
+    hints: tuple[str, ...] = ()
     patches: str = ""
     notes: tuple[str, ...] = ()
 
 
-def make_source(section: dict[Any, Any]) -> SimpleNamespace:
+def make_source(section: Mapping[Any, Any]) -> SimpleNamespace:
     """A section as an object.
 
     Left out are what YAML needs to make an object of it, settings that are objects of their own, and references to
@@ -70,35 +77,39 @@ def read_hugging_face_sizes(folder: object, has_heads: bool) -> tuple[list[Simpl
     return [SimpleNamespace(**sizes)], ()
 
 
-def misplaced_settings(section: dict[Any, Any], place: str, classes: tuple[str, ...]) -> list[str]:
-    """Say how to correct settings of the patches that are misspelt or invalid, or that these classes lack.
+def find_problems(run: Configuration) -> list[str]:
+    """Say of each setting of the patches why it does not act or is refused, with the patches that are in force."""
+    idle = [text for name, section in run.sections for text in find_idle_settings(_changed(section), name, run.places)]
+    whole = {name: one.default for name, one in _DECLARED.items()}
+    for source in reversed(run.sources):
+        whole |= {name: value for name, value in vars(source).items() if value is not None}
+    if run.untrained_heads and (of_heads := [name for name in _changed(whole) if name in _DECLARED and "mtp" in name]):
+        idle.append(f"{', '.join(of_heads)}: no effect, because {run.untrained_heads}")
+    return list(dict.fromkeys([*idle, *_refusals(run, whole)]))
 
-    Args:
-        section: what becomes an object of one of the classes.
-        place: the name of the section in the file; '' for the whole file.
-        classes: as "module:Class"; none for a section of which no setting of the patches is read.
+
+def _changed(settings: Mapping[Any, Any]) -> list[Any]:
+    """The names in `settings` but those of settings of the patches that have their defaults."""
+    return [
+        name
+        for name, value in settings.items()
+        if name not in _DECLARED or value not in (None, _DECLARED[name].default)
+    ]
+
+
+def _refusals(run: Configuration, whole: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why Megatron will refuse settings of the patches, alone in their section and beside all others.
+
+    Both as in the run, where the optimizer's start checks all of them, in `whole`, if the model has MTP heads.
     """
-    from megatron_overrides.settings.checks import find_similar
-
-    hints = []
-    names = [one.rpartition(":")[2] for one in classes]
-    for name in map(str, section):
-        where = f"{place}.{name}" if place else name
-        if name in _CLASSES and _CLASSES[name] not in names:
-            hints.append(f"{where} is not read there: it is a setting of {_CLASSES[name]}")
-        elif name in _CLASSES:
-            hints += [f"{where}: {refusal}" for refusal in _refusals(name, section)]
-        elif names and (similar := find_similar(name.replace("-", "_"), _CLASSES)):
-            hints.append(f"{where}: did you mean {similar}?")
-    return hints
-
-
-def _refusals(name: str, section: dict[Any, Any]) -> list[str]:
-    """The reason why the value of a setting is refused; none if it is not."""
     from megatron_overrides.settings.checks import check
 
-    try:
-        check(make_source(section), (_DECLARED[name],))
-    except ValueError as error:
-        return [str(error)]
-    return []
+    candidates = [make_source(section) for name, section in run.sections if name in run.places]
+    if whole.get("mtp_num_layers"):
+        candidates.append(SimpleNamespace(**whole))
+    for candidate in candidates:
+        for name, setting in _DECLARED.items():
+            try:
+                check(candidate, [setting] if hasattr(candidate, name) else [])
+            except ValueError as error:
+                yield str(error)

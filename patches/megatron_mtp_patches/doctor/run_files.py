@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..declarations.settings import OPTIMIZER_CONFIG, TRANSFORMER_CONFIG
+from ..declarations.places import MEGATRON_BRIDGE, MS_SWIFT, sections_of
 from ..engine import UsageError
-from .configuration import Configuration, make_dtype, make_source, misplaced_settings, read_hugging_face_sizes
+from .configuration import Configuration, make_dtype, make_source, read_hugging_face_sizes
 from .launch_script import Command, read_commands
 from .verl_configuration import read_roles
 
@@ -60,23 +60,19 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
     if isinstance(content.get("actor_rollout_ref"), dict):
         return [(f"{file} {role}", configuration) for role, configuration in read_roles(content).items()]
     if "tensor_model_parallel_size" in content and ("mcore_model" in content or "model" in content):
-        hints = misplaced_settings(content, "", (OPTIMIZER_CONFIG, TRANSFORMER_CONFIG))
         sizes, notes = read_hugging_face_sizes(content.get("model"), has_heads=False)
         # As ms-swift's arguments set it, which a --config does not say.
         fixed = [SimpleNamespace(use_distributed_optimizer=False)] if "muon" in str(content.get("optimizer")) else []
         sources = [*fixed, make_source(content), make_dtype(content.get("torch_dtype")), *sizes]
-        return [(str(file), Configuration(sources, hints, notes=notes))]
+        untrained = "" if content.get("mtp_num_layers") else "mtp_num_layers is not set, so the model has no MTP heads"
+        return [(str(file), Configuration(sources, [("", content)], MS_SWIFT, untrained, notes=notes))]
     if isinstance(content.get("model"), dict):
-        sections = [section for section in content.values() if isinstance(section, dict)]
-        hints = [
-            *misplaced_settings(content["model"], "model", (TRANSFORMER_CONFIG,)),
-            *misplaced_settings(content.get("optimizer") or {}, "optimizer", (OPTIMIZER_CONFIG,)),
-            *misplaced_settings(content, "", ()),
-        ]
-        for name, section in content.items():
-            if isinstance(section, dict) and name not in ("model", "optimizer"):
-                hints += misplaced_settings(section, name, ())
-        return [(str(file), Configuration([make_source(section) for section in sections], hints))]
+        sections = [*sections_of(content)]
+        read = [section for name, section in sections[1:] if name in content or name in MEGATRON_BRIDGE]
+        sources = list(map(make_source, read))
+        has_heads = any(getattr(source, "mtp_num_layers", None) for source in sources)
+        untrained = "" if has_heads else "model.mtp_num_layers is not set, so the model has no MTP heads"
+        return [(str(file), Configuration(sources, sections, MEGATRON_BRIDGE, untrained))]
     raise UsageError(f"it has neither {_KINDS}")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ..declarations.settings import OPTIMIZER_CONFIG, TRANSFORMER_CONFIG
+from ..declarations.places import VERL, sections_of
 from ..engine import UsageError
 from ..megatron_engine import ENGINE
-from .configuration import Configuration, make_dtype, make_source, misplaced_settings, read_hugging_face_sizes
+from .configuration import Configuration, make_dtype, make_source, read_hugging_face_sizes
 
 _OVERRIDES = ("override_transformer_config", "override_mcore_model_config", "override_ddp_config")
 _PLACES = ("ray_kwargs", "ray_init", "runtime_env", "env_vars")  # of the variables of the workers
@@ -46,7 +46,6 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
     """The settings of a role, with what verl's engine sets for all runs."""
     engine, optimizer, trainer = section.get("megatron") or {}, section.get("optim") or {}, content.get("trainer") or {}
     model_settings = engine.get("override_transformer_config") or {}
-    optimizer_settings = optimizer.get("override_optimizer_config") or {}
     model = section.get("model") or content["actor_rollout_ref"].get("model") or {}  # a critic has one of its own
     heads, variables = model.get("mtp") or {}, _read_variables(content)
     in_16_bits = bool(optimizer.get("use_precision_aware_optimizer")) and optimizer.get("main_grads_dtype") != "fp32"
@@ -60,25 +59,37 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
     overrides = [make_source(engine.get(name) or {}) for name in _OVERRIDES]
     sources = [
         *overrides,
-        make_source(optimizer_settings),
+        make_source(optimizer.get("override_optimizer_config") or {}),
         make_source(engine),
         make_source(optimizer),
         fixed,
         make_dtype(engine.get("dtype")),
     ]
-    hints = [
-        *misplaced_settings(model_settings, "override_transformer_config", (TRANSFORMER_CONFIG,)),
-        *misplaced_settings(optimizer_settings, "override_optimizer_config", (OPTIMIZER_CONFIG,)),
-        *misplaced_settings(engine, "megatron", ()),
-        *misplaced_settings(optimizer, "optim", ()),
-        *misplaced_settings(model, "model", ()),
-        *misplaced_settings(heads, "model.mtp", ()),
-        *_missing_variable(variables),
-    ]
     sizes, notes = read_hugging_face_sizes(model.get("path"), bool(heads.get("enable")))
     return Configuration(
-        [*sources, *sizes], hints, str(variables.get(ENGINE.project.choice_variable) or "").strip(), notes
+        sources=[*sources, *sizes],
+        sections=[*sections_of({"megatron": engine, "optim": optimizer, "model": model})],
+        places=VERL,
+        untrained_heads="" if model_settings.get("mtp_num_layers") else _why_no_head_trains(heads),
+        hints=(*_missing_variable(variables), *_heads_that_cannot_be_skipped(model_settings, heads)),
+        patches=str(variables.get(ENGINE.project.choice_variable) or "").strip(),
+        notes=notes,
     )
+
+
+def _why_no_head_trains(heads: dict[str, Any]) -> str:
+    if not heads.get("enable"):
+        return "mtp.enable is not true, so verl builds the model without MTP heads"
+    if not heads.get("enable_train"):
+        return "mtp.enable_train is not true, so verl trains no MTP heads but those of a HybridModel"
+    return ""
+
+
+def _heads_that_cannot_be_skipped(model_settings: dict[str, Any], heads: dict[str, Any]) -> list[str]:
+    """What the run would end with in its first step."""
+    if model_settings.get("disable_mtp_loss") and heads.get("enable") and heads.get("enable_train"):
+        return ["override_transformer_config.disable_mtp_loss is refused with mtp.enable_train=true: set that to false"]
+    return []
 
 
 def _read_variables(content: dict[str, Any]) -> dict[str, Any]:

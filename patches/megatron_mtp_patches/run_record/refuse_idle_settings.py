@@ -1,0 +1,105 @@
+"""Refuse settings of the patches that do not act, before the first step: an object or a dictionary takes any name.
+
+A command line of Megatron's trainer needs no such check, because its parser does not know the flag then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from megatron_overrides.model_chunks import as_list
+
+from ..catalog import CATALOG
+from ..declarations.places import MEGATRON, MEGATRON_BRIDGE, MS_SWIFT, VERL, Places, sections_of
+from ..engine.call import Call
+from .idle_settings import find_idle_settings, why_left_out
+
+logger = logging.getLogger(__name__)
+_ARGUMENTS_OF_SWIFT = next(patch for patch in CATALOG if patch.package == "ms-swift")
+
+
+def check_configs(call: Call) -> Any:
+    """Wraps _get_param_groups(model_chunks, config, ...), where both configurations of a run are known.
+
+    Raises:
+        ValueError: one of them has such a setting.
+    """
+    model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
+    configs = {"TransformerConfig": model_config, "OptimizerConfig": call["config"]}
+    _refuse(((name, _strays(config)) for name, config in configs.items()), MEGATRON)
+    return call.proceed()
+
+
+def check_bridge_container(call: Call) -> Any:
+    """Wraps ConfigContainer.validate() of Megatron-Bridge, which its trainings call first.
+
+    Raises:
+        ValueError: the container or one of its sections has such a setting.
+    """
+    sections = {"": call.instance, **vars(call.instance)}
+    _refuse(((name, _strays(section)) for name, section in sections.items()), MEGATRON_BRIDGE)
+    return call.proceed()
+
+
+def check_verl_section(call: Call) -> Any:
+    """Wraps omega_conf_to_dataclass(config, ...), by which verl makes an object of each of its sections.
+
+    Raises:
+        ValueError: such a setting is in it, at any depth.
+    """
+    from omegaconf import OmegaConf
+
+    config = call["config"]
+    content = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
+    if isinstance(content, Mapping):
+        _refuse(sections_of(content), VERL)
+    return call.proceed()
+
+
+def check_verl_engine(call: Call) -> Any:
+    """Wraps MegatronEngine.__init__(model_config, engine_config, optimizer_config, ...), also without verl's trainers.
+
+    Raises:
+        ValueError: one of the dictionaries for Megatron's configurations has such a setting.
+    """
+    configs = (call["engine_config"], call["optimizer_config"])
+    _refuse(((name, getattr(config, name, None) or ()) for config in configs for name in VERL), VERL)
+    return call.proceed()
+
+
+def check_swift_arguments(call: Call) -> Any:
+    """Wraps parse_args(class_type, argv) of ms-swift, which returns its arguments and the words that it does not know.
+
+    An argument whose patch is left out would reach no configuration of Megatron.
+
+    Raises:
+        ValueError: there is such a setting; with --ignore_args_error, a line in the log says so.
+    """
+    result = arguments, words = call.proceed()
+    if all(one.__name__ != "MegatronArguments" for one in type(arguments).__mro__):
+        return result
+    unknown = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    fields = type(arguments).__dataclass_fields__
+    changed = [name for name in MS_SWIFT[""] & fields.keys() if getattr(arguments, name) != fields[name].default]
+    problems = list(find_idle_settings([*unknown, *sorted(changed)], "", MS_SWIFT))
+    if not problems and (reason := why_left_out(_ARGUMENTS_OF_SWIFT)):
+        problems = [f"{name} does not act: {reason}" for name in sorted(MS_SWIFT[""].intersection(unknown))]
+    if problems and getattr(arguments, "ignore_args_error", False):
+        logger.warning("; ".join(problems))
+    elif problems:
+        raise ValueError("\n".join(problems))
+    return result
+
+
+def _strays(config: Any) -> list[str]:
+    """The attributes of a dataclass that are none of its fields."""
+    fields = getattr(type(config), "__dataclass_fields__", None)
+    return sorted(vars(config).keys() - fields.keys()) if fields else []
+
+
+def _refuse(sections: Iterable[tuple[str, Iterable[Any]]], places: Places) -> None:
+    problems = [text for name, names in sections for text in find_idle_settings(names, name, places)]
+    if problems:
+        raise ValueError("\n".join(problems))
