@@ -176,7 +176,7 @@ def test_heads_train_alone_and_the_main_model_keeps_its_bits(tmp_path):
 IDLE = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {here!r})
+sys.path[:0] = {folders!r}
 from bridge_pretrain import configure
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
@@ -186,6 +186,15 @@ for section, name in {names!r}:
     setattr(getattr(configuration, section) if section else configuration, name, 0.05)
 pretrain(configuration, forward_step)
 """
+
+
+def set_attributes(patches, folder, *names):
+    """Pretrain in this process with these patches and attributes, as pairs of a section ('': none) and a name."""
+    script = folder / "pretrain.py"
+    script.write_text(IDLE.format(folders=[str(HERE), str(HERE.parent / "stand_ins" / "nvrx")], names=names))
+    run_command(patches, "run", "--device", "cpu", str(script), str(folder))
+
+
 # Python sets any attribute. {(the section, the attribute): what is said of it}
 PROBLEMS = {
     ("model", "mtp_detatch_heads"): "model.mtp_detatch_heads: did you mean model.mtp_detach_heads?",
@@ -199,9 +208,7 @@ PROBLEMS = {
 
 
 def test_settings_that_do_not_act_are_refused_together(tmp_path):
-    script = tmp_path / "pretrain.py"
-    script.write_text(IDLE.format(here=str(HERE), names=list(PROBLEMS)))
-    (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", str(script), str(tmp_path)))
+    (ended,) = run_ranks(1, partial(set_attributes, "all", tmp_path, *PROBLEMS))
     assert ended.code == 1 and "iteration " not in ended.output
     assert set(PROBLEMS.values()) <= set(ended.output.replace("ValueError: ", "").splitlines()), ended.output[-3000:]
 

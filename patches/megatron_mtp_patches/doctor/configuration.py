@@ -23,7 +23,7 @@ class Configuration(NamedTuple):
     Attributes:
         sources: its sections as objects.
         sections: the names and contents of those sections that the user writes.
-        places: the sections from which settings of the patches are read.
+        places: where its framework has settings of the patches.
         untrained_heads: why no MTP head trains; '' if one does, or if that is not known.
         hints: what else keeps the settings of the patches from acting.
         patches: which patches it chooses, as in MEGATRON_MTP_PATCHES; '' where it chooses none.
@@ -104,7 +104,7 @@ def _refusals(run: Configuration, whole: Mapping[str, Any]) -> Iterator[str]:
     """
     from megatron_overrides.settings.checks import check
 
-    candidates = [make_source(section) for name, section in run.sections if name in run.places]
+    candidates = [make_source(section) for name, section in run.sections if name in run.places.sections]
     if whole.get("mtp_num_layers"):
         candidates.append(SimpleNamespace(**whole))
     for candidate in candidates:

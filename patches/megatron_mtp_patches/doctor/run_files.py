@@ -68,7 +68,7 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         return [(str(file), Configuration(sources, [("", content)], MS_SWIFT, untrained, notes=notes))]
     if isinstance(content.get("model"), dict):
         sections = [*sections_of(content)]
-        read = [section for name, section in sections[1:] if name in content or name in MEGATRON_BRIDGE]
+        read = [section for name, section in sections[1:] if name in content or name in MEGATRON_BRIDGE.sections]
         sources = list(map(make_source, read))
         has_heads = any(getattr(source, "mtp_num_layers", None) for source in sources)
         untrained = "" if has_heads else "model.mtp_num_layers is not set, so the model has no MTP heads"

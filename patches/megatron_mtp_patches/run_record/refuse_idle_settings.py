@@ -11,13 +11,11 @@ from typing import Any
 
 from megatron_overrides.model_chunks import as_list
 
-from ..catalog import CATALOG
 from ..declarations.places import MEGATRON, MEGATRON_BRIDGE, MS_SWIFT, VERL, Places, sections_of
 from ..engine.call import Call
-from .idle_settings import find_idle_settings, why_left_out
+from .idle_settings import find_idle_settings
 
 logger = logging.getLogger(__name__)
-_ARGUMENTS_OF_SWIFT = next(patch for patch in CATALOG if patch.package == "ms-swift")
 
 
 def check_configs(call: Call) -> Any:
@@ -65,7 +63,7 @@ def check_verl_engine(call: Call) -> Any:
         ValueError: one of the dictionaries for Megatron's configurations has such a setting.
     """
     configs = (call["engine_config"], call["optimizer_config"])
-    _refuse(((name, getattr(config, name, None) or ()) for config in configs for name in VERL), VERL)
+    _refuse(((name, getattr(config, name, None) or ()) for config in configs for name in VERL.sections), VERL)
     return call.proceed()
 
 
@@ -82,10 +80,10 @@ def check_swift_arguments(call: Call) -> Any:
         return result
     unknown = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     fields = type(arguments).__dataclass_fields__
-    changed = [name for name in MS_SWIFT[""] & fields.keys() if getattr(arguments, name) != fields[name].default]
+    changed = [
+        name for name in MS_SWIFT.sections[""] & fields.keys() if getattr(arguments, name) != fields[name].default
+    ]
     problems = list(find_idle_settings([*unknown, *sorted(changed)], "", MS_SWIFT))
-    if not problems and (reason := why_left_out(_ARGUMENTS_OF_SWIFT)):
-        problems = [f"{name} does not act: {reason}" for name in sorted(MS_SWIFT[""].intersection(unknown))]
     if problems and getattr(arguments, "ignore_args_error", False):
         logger.warning("; ".join(problems))
     elif problems:

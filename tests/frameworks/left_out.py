@@ -1,0 +1,32 @@
+"""The patches that a framework's run can leave out, each with a setting that does not act then."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from megatron_mtp_patches.catalog import CATALOG, SETTINGS
+from megatron_mtp_patches.engine import AddField
+
+
+def leave_out(places, *packages):
+    """[(the id of a patch, a setting)]: those of settings, those of these packages, whose setting may be ''."""
+    read = frozenset().union(*places.sections.values())
+    cases = {patch.id: "" for patch in CATALOG if patch.package in packages}
+    for patch in CATALOG:
+        fields = {edit.field for edit in patch.edits if isinstance(edit, AddField) and edit in SETTINGS}
+        if fields & read:
+            cases[patch.id] = min(fields & read)
+    cases |= {patch: name for name, carriers in places.carriers.items() for patch in carriers}
+    return list(cases.items())
+
+
+def is_megatrons_own(setting):
+    """Whether this Megatron has the field without the patches."""
+    files = ("transformer/transformer_config.py", "optimizer/optimizer_config.py")
+    (core,) = find_spec("megatron.core").submodule_search_locations
+    return any(f"\n    {setting}: " in Path(core, file).read_text() for file in files)
+
+
+def says_why(output, patch, setting):
+    return (
+        f"{setting} does not act: {patch}, which would read it, is disabled: left out by MEGATRON_MTP_PATCHES" in output
+    )
