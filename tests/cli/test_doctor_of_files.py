@@ -250,6 +250,24 @@ def test_what_verl_would_not_read_or_megatron_refuse_ends_with_2(doctor_of_file,
     assert done.code == 2 and hint in done.out
 
 
+HEADS = "  model: {mtp: {enable: true, enable_train: %s}}\n"
+
+
+@pytest.mark.parametrize(
+    "is_trained, hint",
+    [
+        ("true", "disable_mtp_loss is refused with mtp.enable_train=true"),
+        ("false", "\nmtp_clip_grad, mtp_detach_heads: no effect, because mtp.enable_train is not true, "),
+    ],
+)
+def test_which_settings_act_on_heads_that_verl_does_not_train(doctor_of_file, is_trained, hint):
+    model = "megatron: {override_transformer_config: {mtp_detach_heads: true, disable_mtp_loss: true}}"
+    optimizer = "optim: {override_optimizer_config: {mtp_clip_grad: 0.1}}"
+    text = f"actor_rollout_ref:\n  actor: {{strategy: megatron, {model}, {optimizer}}}\n{HEADS % is_trained}"
+    done = doctor_of_file(text + VARIABLES % "", name="verl.yaml")
+    assert done.code == 2 and hint in done.out and done.err == "", done
+
+
 def test_experts_and_heads_of_verl_are_those_of_the_model_of_hugging_face(diagnose, doctor_of_file, tmp_path):
     text = ACTOR.replace("mtp_num_layers: 1, mtp_detach_head: true, mtp_clip_grad: 0.1", "")
     text += f"  model: {{path: {tmp_path}, mtp: {{enable: true}}}}\n" + VARIABLES % ""

@@ -197,7 +197,8 @@ def _diagnose_configuration(name: str, run: Configuration, world_size: int | Non
     hints = run.hints
     try:
         with _patches(run.patches):
-            hints += tuple(find_problems(run))
+            with _silence():
+                hints += tuple(find_problems(run))
             settings = RunSettings([*ranks, *run.sources], version)
             findings = tuple(find_defects(settings))
     except PatchError as error:

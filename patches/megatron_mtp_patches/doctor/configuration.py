@@ -25,6 +25,7 @@ class Configuration(NamedTuple):
         sections: the names and contents of those sections that the user writes.
         places: where its framework has settings of the patches.
         untrained_heads: why no MTP head trains; '' if one does, or if that is not known.
+        acts_on_untrained_heads: a setting of heads that acts all the same.
         hints: what else keeps the settings of the patches from acting.
         patches: which patches it chooses, as in MEGATRON_MTP_PATCHES; '' where it chooses none.
         notes: what is not known of the run.
@@ -34,6 +35,7 @@ class Configuration(NamedTuple):
     sections: list[tuple[str, Mapping[Any, Any]]]
     places: Places
     untrained_heads: str = ""
+    acts_on_untrained_heads: str = ""
     hints: tuple[str, ...] = ()
     patches: str = ""
     notes: tuple[str, ...] = ()
@@ -83,8 +85,10 @@ def find_problems(run: Configuration) -> list[str]:
     whole = {name: one.default for name, one in _DECLARED.items()}
     for source in reversed(run.sources):
         whole |= {name: value for name, value in vars(source).items() if value is not None}
-    if run.untrained_heads and (of_heads := [name for name in _changed(whole) if name in _DECLARED and "mtp" in name]):
-        idle.append(f"{', '.join(of_heads)}: no effect, because {run.untrained_heads}")
+    if run.untrained_heads:
+        of_heads = {name for name in _changed(whole) if name in _DECLARED and "mtp" in name}
+        if untrained := sorted(of_heads - {run.acts_on_untrained_heads}):
+            idle.append(f"{', '.join(untrained)}: no effect, because {run.untrained_heads}")
     return list(dict.fromkeys([*idle, *_refusals(run, whole)]))
 
 

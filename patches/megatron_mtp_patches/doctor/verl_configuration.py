@@ -71,6 +71,7 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
         sections=[*sections_of({"megatron": engine, "optim": optimizer, "model": model})],
         places=VERL,
         untrained_heads="" if model_settings.get("mtp_num_layers") else _why_no_head_trains(heads),
+        acts_on_untrained_heads="disable_mtp_loss" if heads.get("enable") else "",  # they have no gradient buffers then
         hints=(*_missing_variable(variables), *_heads_that_cannot_be_skipped(model_settings, heads)),
         patches=str(variables.get(ENGINE.project.choice_variable) or "").strip(),
         notes=notes,
