@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..declarations.places import MEGATRON_BRIDGE, MS_SWIFT, sections_of
 from ..engine import UsageError
+from ..run_record.places import MEGATRON_BRIDGE, MS_SWIFT, sections_of
 from .configuration import Configuration, make_dtype, make_source, read_hugging_face_sizes
 from .launch_script import Command, read_commands
 from .verl_configuration import read_roles

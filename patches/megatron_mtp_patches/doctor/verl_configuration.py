@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ..declarations.places import VERL, sections_of
 from ..engine import UsageError
 from ..megatron_engine import ENGINE
+from ..run_record.places import VERL, sections_of
 from .configuration import Configuration, make_dtype, make_source, read_hugging_face_sizes
 
 _OVERRIDES = ("override_transformer_config", "override_mcore_model_config", "override_ddp_config")

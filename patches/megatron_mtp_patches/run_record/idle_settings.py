@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..catalog import CATALOG, SETTINGS
-from ..declarations.places import Places
 from ..engine import AddField
 from ..engine.similar_names import find_similar
 from ..engine.state import State
 from ..megatron_engine import ENGINE
+from .places import Places
 
 _BY_ID = {patch.id: patch for patch in CATALOG}
 # {a setting: the id of the patch that adds it}

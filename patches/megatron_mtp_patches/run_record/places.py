@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..catalog import SETTINGS, SETTINGS_OF_OPTIMIZER
-from .settings import Setting
+from ..declarations.settings import Setting
 
 
 @dataclass(frozen=True)
