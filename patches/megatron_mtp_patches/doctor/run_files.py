@@ -18,8 +18,13 @@ from .verl_configuration import read_roles
 
 _KINDS = (
     "MODEL_ARGS, as a recipe of Megatron-LM's functional tests; a section `model`, as a run_config.yaml of "
-    "Megatron-Bridge; `actor_rollout_ref`, as a configuration that verl composes; nor `tensor_model_parallel_size` "
-    "with `model` or `mcore_model`, as an args.json or a --config of ms-swift"
+    "Megatron-Bridge; `actor_rollout_ref`, as a configuration that verl composes; nor the name of a `model` or "
+    "`mcore_model` with `micro_batch_size` or the like, as an args.json or a YAML file of ms-swift"
+)
+# Arguments of ms-swift's Megatron commands, of which its others have none. Each has a default, so a file may lack some.
+_ARGUMENTS_OF_MS_SWIFT = re.compile(
+    r"(micro|global)_batch_size|train_iters|mtp_num_layers|mcore_model"
+    r"|(tensor_model|pipeline_model|context|expert_model)_parallel_size"
 )
 
 
@@ -27,7 +32,7 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
     """The runs of a file, named after it: the flags of each, or its configuration.
 
     A YAML or JSON file is a recipe of Megatron-LM's functional tests, a run_config.yaml of Megatron-Bridge, a composed
-    configuration of verl, whose actor is a run, as its critic if it has one, or an args.json or --config of ms-swift.
+    configuration of verl, whose actor is a run, as its critic if it has one, or an args.json or YAML file of ms-swift.
     Any other file is a launch script, or has flags as text. verl and ms-swift take the settings of a model, such as its
     experts, from its Hugging Face configuration: they count as absent unless the file overrides them.
 
@@ -59,9 +64,9 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         ]
     if isinstance(content.get("actor_rollout_ref"), dict):
         return [(f"{file} {role}", configuration) for role, configuration in read_roles(content).items()]
-    if "tensor_model_parallel_size" in content and ("mcore_model" in content or "model" in content):
+    if _is_of_ms_swift(content):
         sizes, notes = read_hugging_face_sizes(content.get("model"), has_heads=False)
-        # As ms-swift's arguments set it, which a --config does not say.
+        # As ms-swift's arguments set it, which its YAML file does not say.
         fixed = [SimpleNamespace(use_distributed_optimizer=False)] if "muon" in str(content.get("optimizer")) else []
         sources = [*fixed, make_source(content), make_dtype(content.get("torch_dtype")), *sizes]
         untrained = "" if content.get("mtp_num_layers") else "mtp_num_layers is not set, so the model has no MTP heads"
@@ -74,6 +79,12 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         untrained = "" if has_heads else "model.mtp_num_layers is not set, so the model has no MTP heads"
         return [(str(file), Configuration(sources, sections, MEGATRON_BRIDGE, untrained))]
     raise UsageError(f"it has neither {_KINDS}")
+
+
+def _is_of_ms_swift(content: dict[Any, Any]) -> bool:
+    """It names a model, which other files describe in a section or by another name, and has arguments of Megatron."""
+    has_model = any(isinstance(content.get(name), str) for name in ("model", "mcore_model"))
+    return has_model and any(_ARGUMENTS_OF_MS_SWIFT.fullmatch(str(name)) for name in content)
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:
