@@ -16,6 +16,7 @@ from ..engine import PatchError
 from ..engine.call import Call
 from ..megatrons.installed import describe_mixture
 from .provenance import summarize
+from .shown_warnings import show_warnings
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ TIMEOUTS_FOR_ANSWER = 2
 def check_before_model_parallel(call: Call) -> Any:
     """Wraps parallel_state.initialize_model_parallel, which every rank calls once the process group is up."""
     if dist.is_initialized():
+        show_warnings()
         mine = record()
         store = _get_default_store()
         if dist.get_world_size() > 1 and dist.get_backend() != "fake" and store is not None:

@@ -1,6 +1,7 @@
 """ms-swift takes the settings of the patches and reports their metrics. `megatron sft` itself does not run."""
 
 import dataclasses
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -42,6 +43,12 @@ def test_they_reach_the_configuration_of_the_optimizer_and_default_to_its_defaul
     assert {name: getattr(parsed, name) for name in ours} == {name: getattr(default, name) for name in ours}
 
 
+@pytest.mark.parametrize("name", ["mtp_loss_scaling_schedule", "mtp_eval", "disable_mtp_loss", "mtp_init"])
+def test_it_does_not_know_what_does_not_act_there(name):
+    _, unknown = HfArgumentParser([MegatronSftArguments]).parse_known_args([f"--{name}", "1"])
+    assert unknown == [f"--{name}", "1"]
+
+
 @pytest.mark.parametrize("prefix", ["", "eval_"])
 def test_its_log_of_training_has_the_metrics_of_the_step(prefix, monkeypatch):
     from megatron_overrides.frameworks import ms_swift
@@ -55,3 +62,21 @@ def test_its_log_of_training_has_the_metrics_of_the_step(prefix, monkeypatch):
     )
     BaseMegatronTrainer.on_log(trainer, {"n_steps": 1, "grad_norm": 1.0}, prefix)
     assert logged == ({"eval_grad_norm": 1.0} if prefix else {"grad_norm": 1.0, "mtp_grad_norm": 0.5})
+
+
+def test_warnings_of_the_patches_show_where_mcore_bridge_hides_those_of_the_root_logger(monkeypatch, capsys):
+    from mcore_bridge.utils import logger as mcore_bridge_logger
+    from megatron_mtp_patches.run_record.shown_warnings import show_warnings
+
+    ours = logging.getLogger("megatron_overrides.watch")
+    monkeypatch.setattr(mcore_bridge_logger, "init_loggers", {})
+    for name in (None, "megatron_mtp_patches", "megatron_overrides", "mcore_bridge"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    logging.getLogger().addHandler(logging.StreamHandler())
+    mcore_bridge_logger.get_logger()
+    ours.warning("hidden")
+    for _ in range(2):
+        show_warnings()
+    ours.warning("shown")
+    ours.error("wrong")
+    assert capsys.readouterr().err == "shown\nwrong\n"
