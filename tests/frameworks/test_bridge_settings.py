@@ -26,15 +26,22 @@ BESIDE = {
 VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-3}  # where an example does not fit the model
 REFUSALS = {"muon_split_gdn": "(OptimizerConfig.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
 
+SHORT = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
+
 
 @pytest.mark.parametrize("edit", SETTINGS, ids=lambda edit: edit.field)
 def test_each_setting_alone_trains_or_is_refused_by_name(edit, tmp_path):
     value = VALUES.get(edit.field, choose_value(edit))
     group = "optimizer" if edit.target == OPTIMIZER_CONFIG else "model"
-    short = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
-    settings = (f"{group}.{edit.field}={value!r}", *BESIDE.get(edit.field, ()), *short)
+    settings = (f"{group}.{edit.field}={value!r}", *BESIDE.get(edit.field, ()), *SHORT)
     if edit.field in REFUSALS:
         (ended,) = run_ranks(1, partial(run_command, "all", *words(tmp_path, 1, settings)))
         assert ended.code == 1 and REFUSALS[edit.field] in ended.output
     else:
         assert list(pretrain(tmp_path, 1, *settings)[0]) == [1]
+
+
+def test_a_limit_for_heads_without_a_separate_norm_is_refused_by_its_name(tmp_path):
+    settings = ("optimizer.mtp_clip_grad=0.05", *SHORT)
+    (ended,) = run_ranks(1, partial(run_command, "all", *words(tmp_path, 1, settings)))
+    assert ended.code == 1 and "(OptimizerConfig.mtp_clip_grad) needs MTP heads with a separate norm" in ended.output

@@ -59,3 +59,8 @@ def test_training_runs_with_a_setting_alone_or_refuses_it(make_worker, make_batc
     metrics = train()
     assert all(math.isfinite(number) for numbers in metrics.values() for number in numbers)
     assert metrics["mtp_losses/mtp_1_loss"][0] > 0.0 and metrics["grad_norm"][0] > 0.0
+
+
+def test_a_limit_for_heads_without_a_separate_norm_is_refused_by_its_name(make_worker):
+    with pytest.raises(ValueError, match=r"\(\w+Config.mtp_clip_grad\) needs MTP heads with a separate norm"):
+        make_worker(optimizer={"mtp_clip_grad": 0.05})
