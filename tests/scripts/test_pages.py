@@ -40,7 +40,11 @@ OTHERS = {
     "torchrun": {"--nnodes", "--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
     "srun": {"--nodes", "--ntasks", "--ntasks-per-node"},
-    "ms-swift": {"--merge-lora", "--packing", "--rlhf-type", "--vllm-enable-lora"},
+    "ms-swift": {"--merge-lora", "--packing", "--rlhf-type", "--vllm-enable-lora"}
+    | {"--add-version", "--check-model", "--dataloader-num-workers", "--dataset", "--load-from-cache-file"}
+    | {"--logging-steps", "--max-length", "--mcore-model", "--model", "--model-type", "--output-dir"}
+    | {"--perform-initialization", "--save-safetensors", "--save-steps", "--split-dataset-ratio", "--template"}
+    | {"--torch-dtype"},
     "verl": {"--cfg"},
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
     "scripts/test.sh": {"--others"},
@@ -80,6 +84,23 @@ def test_commands_are_in_blocks_of_bash():
         assert language == "bash" or not re.match(r"\$ |pip |torchrun |megatron-mtp-patches ", text), (page.name, text)
 
 
+def test_each_row_of_a_table_has_the_cells_of_its_header():
+    wrong = []
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text(encoding="utf-8"))
+        for rows in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+            header, *others = rows.splitlines()
+            wrong += [f"{page.name}: {row}" for row in others if count_cells(row) != count_cells(header)]
+            if not re.fullmatch(r"\|(:?-+:?\|)+", others[0] if others else ""):
+                wrong.append(f"{page.name}: {header} (no line below the header)")
+    assert not wrong, "\n".join(wrong)
+
+
+def count_cells(row):
+    assert row.rstrip().endswith("|"), row
+    return len(re.findall(r"(?<!\\)\|", row)) - 1
+
+
 def test_each_flag_exists():
     megatron = pytest.importorskip("megatron.training.arguments", reason="the wheel of 0.16.1 has no trainer")
     flags = {*options(make_parser()), *options(megatron.add_megatron_arguments(argparse.ArgumentParser()))}
@@ -113,13 +134,14 @@ def test_the_variable_for_functions_leaves_out_every_patch():
     assert done.stdout == "disabled\n"
 
 
-def test_megatron_bridge_is_installed_as_in_ci():
-    block = next(one.text for one in blocks() if "those that CI installs" in one.marker)
-    words = {word.strip("'") for word in block.split()}
-    bridge = next(one for one in MATRIX["environment"] if one["name"] == "Megatron-Bridge 0.5.1")
-    release = next(one for one in MEGATRONS if one["version"] == bridge["release"])
-    wanted = {*bridge["installs"], *bridge["alone"], f"megatron-core=={bridge['release']}"}
-    assert wanted | {f"transformer-engine=={release['transformer_engine']}"} <= words
+@pytest.mark.parametrize("page, name", [("megatron-bridge.md", "Megatron-Bridge 0.5.1"), ("ms-swift.md", "ms-swift")])
+def test_a_framework_is_installed_as_in_ci(page, name):
+    (text,) = [one.text for one in blocks() if one.page.name == page and "those that CI installs" in one.marker]
+    words = {word.strip("'") for word in text.split()}
+    framework = next(one for one in MATRIX["environment"] if one["name"] == name)
+    release = next(one for one in MEGATRONS if one["version"] == framework["release"])
+    wanted = {*framework["installs"], *framework.get("alone", ()), f"megatron-core=={framework['release']}"}
+    assert wanted | {f"transformer-engine=={release['transformer_engine']}", ".[te]"} <= words
 
 
 def test_every_page_is_in_the_navigation():

@@ -1,4 +1,7 @@
-"""A random Qwen2 of two layers, data for it, and ms-swift's commands as forks of a process that has imported them."""
+"""The rehearsal that docs/ms-swift.md shows, and other commands of ms-swift with its model and data.
+
+Runs are forks of a process that has imported ms-swift.
+"""
 
 import json
 import os
@@ -10,21 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import run_command
+from tests.pages import read_with_patches, shown
 from tests.warm.processes import run_ranks
 
-from ..byte_tokenizer import save_tokenizer
+from .save_model import save
 
 collect_ignore_glob = [] if find_spec("swift") else ["test_*.py"]
 
-SCRIPT = Path(__file__).with_name("command.py")
-# transformers and Megatron in bf16: with another dtype ms-swift scales the loss. Its export to Hugging Face needs an
-# attribute that the configurations of transformers 5.19 lack, with the patches or without.
-ARGUMENTS = """
-    --model model --model_type qwen2 --template qwen2_5 --load_from_cache_file false
-    --micro_batch_size 2 --global_batch_size 4 --lr 1e-3 --max_length 256 --logging_steps 1 --dataloader_num_workers 0
-    --torch_dtype bfloat16 --attention_backend unfused --perform_initialization true --save_safetensors false
-    --add_version false --mtp_num_layers 1
-""".split()
+COMMAND = Path(__file__).with_name("command.py")
 
 
 @dataclass
@@ -36,22 +32,24 @@ class Logged:
     output: str
 
 
-def save_data(folder):
-    """Questions with answers: sft.jsonl, dpo.jsonl with answers to reject, and pt.jsonl as texts."""
-    rows = {"sft": [], "dpo": [], "pt": []}
-    for number in range(64):
-        question, answer = f"what is {number} plus one", f"it is {number + 1}, of course"
-        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        rows["sft"].append({"messages": messages})
-        rows["dpo"].append({"messages": messages, "rejected_response": "no"})
-        rows["pt"].append({"messages": [{"role": "assistant", "content": f"{question}: {answer}"}]})
-    for name, lines in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+def read_log(folder, words, output):
+    """What a command of these words has Logged, which ran in `folder`."""
+    file = folder / words[words.index("--output_dir") + 1] / "logging.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return Logged([line for line in lines if "loss" in line], [line for line in lines if "eval_loss" in line], output)
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """A tokenizer of bytes, the model in the format of Hugging Face, and the data. Runs are forks of this process."""
+def shown_commands(tmp_path_factory):
+    """{what it does: (words, MEGATRON_MTP_PATCHES)} of the commands that the page shows."""
+    text = shown("ms-swift-repairs") + shown("ms-swift-rehearsal")
+    names = ("save", "repairs", "train", "resume")
+    return dict(zip(names, read_with_patches(text, tmp_path_factory.mktemp("page")), strict=True))
+
+
+@pytest.fixture(scope="session")
+def folder(shown_commands, tmp_path_factory):
+    """A folder with the one that the page saves the model and the data in."""
     os.environ |= {"USE_HF": "1", "HF_HUB_OFFLINE": "1"}
     import megatron_mtp_patches
     import tqdm
@@ -61,40 +59,67 @@ def folder(tmp_path_factory):
     rehearsal.install()
     megatron_mtp_patches.apply()
     from swift.megatron import megatron_sft_main  # noqa: F401
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("ms-swift")
-    save_tokenizer(folder / "model")
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = Qwen2Config(vocab_size=320, num_key_value_heads=2, max_position_embeddings=256, **sizes)
-    Qwen2ForCausalLM(config).save_pretrained(folder / "model")
-    save_data(folder)
+    (*program, saved), _ = shown_commands["save"]
+    assert program == ["python", "-m", save.__module__]
+    save(folder / saved)
     return folder
 
 
 @pytest.fixture(scope="session")
-def megatron(folder):
-    """megatron(command, data, output, steps, *arguments, ranks=1, fault=..., refused=False): what it Logged.
+def run_words(folder):
+    """run_words(words, ranks=1, patches="all", fault=..., refused=False): what a command of ms-swift Logged.
 
     `fault` acts on each rank before the run. If the run is to be refused, return its output.
     """
 
-    def enter(ranks, fault, *words):
+    def enter(words, ranks, patches, fault):
         os.environ["LOCAL_WORLD_SIZE"] = str(ranks)
         os.chdir(folder)
         fault()
-        run_command("all", *words)
+        run_command(patches, "run", "--device", "cpu", str(COMMAND), *words)
 
-    def run(command, data, output, steps, *arguments, ranks=1, fault=lambda: None, refused=False):
-        words = ["run", "--device", "cpu", str(SCRIPT), command, "--dataset", f"{data}.jsonl", *ARGUMENTS]
-        words += ["--output_dir", output, "--train_iters", str(steps), *arguments]
-        ended = run_ranks(ranks, partial(enter, ranks, fault, *words))
+    def run(words, ranks=1, patches="all", fault=lambda: None, refused=False):
+        ended = run_ranks(ranks, partial(enter, words, ranks, patches, fault))
         text = "".join(rank.output for rank in ended)
         codes = {rank.code for rank in ended}
         assert 1 in codes if refused else codes == {0}, text[-6000:]  # ranks are killed when another one ends with 1
         if refused:
             return text
-        lines = [json.loads(line) for line in (folder / output / "logging.jsonl").read_text().splitlines()]
-        return Logged([line for line in lines if "loss" in line], [line for line in lines if "eval_loss" in line], text)
+        return read_log(folder, words, text)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_shown(shown_commands, run_words):
+    """run_shown(name, fault=...): what a command of the page Logged."""
+
+    def run(name, **faults):
+        (program, *words), patches = shown_commands[name]
+        ranks = 1
+        if program == "torchrun":
+            option, count, *module = words[:4]
+            assert (option, module) == ("--nproc-per-node", ["-m", "megatron_mtp_patches"])
+            ranks, words = int(count), words[4:]
+        assert words[:4] == ["run", "--device", "cpu", "tests/frameworks/ms_swift/command.py"]
+        return run_words(words[4:], ranks, patches, **faults)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def megatron(shown_commands, run_words):
+    """megatron(command, data, output, steps, *arguments, ranks=1, fault=..., refused=False): what it Logged.
+
+    Its other arguments are those that the page has in $ARGS.
+    """
+    words, _ = shown_commands["repairs"]
+    shared = words[words.index("sft") + 1 : words.index("--output_dir")]
+
+    def run(command, data, output, steps, *arguments, **options):
+        own = ["--dataset", f"swift_output/{data}.jsonl", "--output_dir", output, "--train_iters", str(steps)]
+        return run_words([command, *shared, *own, *arguments], **options)
 
     return run

@@ -1,6 +1,10 @@
-"""The other commands of ms-swift train MTP heads with the patches: pt, dpo, samples without padding, adapters."""
+"""The other commands of ms-swift train MTP heads: pt, dpo, samples without padding, adapters, the repairs alone."""
 
 import pytest
+
+from tests.end_to_end.conftest import launch
+
+from .conftest import COMMAND, read_log
 
 pytestmark = pytest.mark.forked("torch")
 
@@ -27,3 +31,16 @@ def test_heads_train_and_the_main_model_does_not_depend_on_the_weight_of_their_l
     assert all(line["mtp_grad_norm"] > 0.0 and line["mtp_1_loss"] > 0.0 for line in once)
     assert scaled[0]["mtp_grad_norm"] == pytest.approx(9.0 * once[0]["mtp_grad_norm"], rel=1e-2)
     assert [line["loss"] for line in once] == [line["loss"] for line in scaled]
+
+
+def test_the_repairs_alone_train_as_the_page_shows(shown_commands, folder, monkeypatch):
+    (_, *words), patches = shown_commands["repairs"]
+    script = words.index("tests/frameworks/ms_swift/command.py")
+    monkeypatch.chdir(folder)
+    codes, output = launch(1, patches, *words[:script], str(COMMAND), *words[script + 1 :])
+    assert codes == {0}, output[-6000:]
+    assert "profile=repairs: " in output
+    training = read_log(folder, words, output).training
+    assert [line["iteration"] for line in training] == ["1/3", "2/3", "3/3"]
+    assert training[-1]["loss"] < training[0]["loss"] and training[-1]["mtp_1_loss"] < training[0]["mtp_1_loss"]
+    assert not any("skipped" in name or "acceptance" in name or name == "mtp_grad_norm" for name in training[0])

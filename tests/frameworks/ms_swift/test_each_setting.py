@@ -24,6 +24,9 @@ VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-4, "mtp_dpace
 REFUSALS = {"muon_split_gdn": "(OptimizerConfig.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
 
 
+NOT_SAVED = ["--split_dataset_ratio", "0", "--save_steps", "1000"]
+
+
 def words_of(value):
     """The value as ms-swift's parser reads it."""
     values = value if isinstance(value, list) else [value]
@@ -34,9 +37,14 @@ def words_of(value):
 def test_a_setting_trains_or_is_refused_by_its_name(megatron, edit):
     value = VALUES.get(edit.field, choose_value(edit))
     arguments = [f"--{edit.field}", *words_of(value), *BESIDE.get(edit.field, ())]
-    arguments += ["--split_dataset_ratio", "0", "--save_steps", "1000"]
+    arguments += NOT_SAVED
     if edit.field in REFUSALS:
         assert REFUSALS[edit.field] in megatron("sft", "sft", edit.field, 1, *arguments, refused=True)
         return
     (line,) = megatron("sft", "sft", edit.field, 1, *arguments).training
     assert line["loss"] > 0.0 and line["grad_norm"] > 0.0
+
+
+def test_a_limit_for_heads_without_a_separate_norm_is_refused_by_its_name(megatron):
+    output = megatron("sft", "sft", "limit", 1, "--mtp_clip_grad", "0.05", *NOT_SAVED, refused=True)
+    assert "(OptimizerConfig.mtp_clip_grad) needs MTP heads with a separate norm" in output
