@@ -1,4 +1,4 @@
-"""verl: our metrics beside its grad_norm, skipped updates, a schedule, and settings of heads that it does not train."""
+"""verl: our metrics beside its grad_norm, skipped updates, and settings of heads that it does not train."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from verl.utils import tensordict_utils
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.frozen.trained_parts import UNTRAINED_HEADS, are_heads_disabled
-from megatron_overrides.mtp.loss_weight.current import set_scheduled_weight
-from megatron_overrides.mtp.loss_weight.schedule import Progress
 from megatron_overrides.norms.step_state import step_state_of
 from megatron_overrides.report.metrics import step_scalars
 from megatron_overrides.settings.absent_heads import changed_head_settings
@@ -34,18 +32,6 @@ def report_metrics(call: Call) -> Any:
     scalars = {f"megatron/{tag.replace('-', '_')}": value for tag, value in step_scalars(optimizer).items()}
     tensordict_utils.get(result, "metrics").update(scalars)
     return result
-
-
-def schedule_weight(call: Call) -> Any:
-    """Wraps TrainingWorker.train_batch(data), which steps the learning rate schedule after the last part of a batch.
-
-    Engines of other backends have another kind of schedule.
-    """
-    engine = call.instance.engine
-    steps = getattr(getattr(engine, "lr_scheduler", None), "num_steps", None)
-    if steps is not None:
-        set_scheduled_weight(engine.module, Progress(steps))
-    return call.proceed()
 
 
 def return_from_skipped_update(call: Call) -> Any:

@@ -114,6 +114,23 @@ def test_heads_train_for_acceptance(make_worker, make_batch):
 
 
 @pytest.mark.guards("schedule-mtp-loss-weight-in-verl")
+def test_a_schedule_goes_on_where_a_checkpoint_was_saved(make_worker, make_batch, tmp_path):
+    """With verl's default, by which it does not load its learning rate schedule: in a new worker, and back in the same."""
+    worker, resumed = (make_worker({"mtp_loss_scaling_schedule": "0:0.5,1:0.25,2:0"}) for _ in range(2))
+
+    def weight(trained):
+        (weight,) = update(trained, make_batch())["mtp_losses/mtp_loss_scaling_factor"]
+        return weight
+
+    assert weight(worker) == 0.5
+    worker.save_checkpoint(str(tmp_path))
+    assert [weight(worker), weight(worker)] == [0.25, 0.0]
+    for each in (worker, resumed):
+        each.load_checkpoint(str(tmp_path))
+        assert weight(each) == 0.25
+
+
+@pytest.mark.guards("schedule-mtp-loss-weight-in-verl")
 def test_the_loss_has_the_weight_of_its_schedule(make_worker, make_batch):
     """An iteration is a batch, from which two updates are made here."""
     worker = make_worker({**DETACHED, "mtp_loss_scaling_schedule": "0:0.5,1:0"})
