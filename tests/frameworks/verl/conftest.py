@@ -80,11 +80,13 @@ def hybrid_model(lacking_hybrid_model, tmp_path_factory):
 
 @pytest.fixture
 def make_worker(save_model):
-    """make_worker(model={}, optimizer={}, mtp=..., name="adam", heads=1, path=None, **engine): verl's TrainingWorker.
+    """make_worker(model={}, optimizer={}, mtp=..., name="adam", heads=1, path=None, checkpoint={}, **engine):
+    verl's TrainingWorker.
 
     Its engine is built; it trains by ppo_loss. `model` is verl's override_transformer_config, `optimizer` its
     override_optimizer_config, `mtp` its switches of MTP, `name` that of the optimizer, `path` the model of Hugging
-    Face, or `heads` how many MTP heads the small DeepSeek-V3 has, `engine` fields of verl's McoreEngineConfig.
+    Face, or `heads` how many MTP heads the small DeepSeek-V3 has, `checkpoint` and `engine` fields of verl's
+    McoreCheckpointConfig and McoreEngineConfig.
     """
     from functools import partial
 
@@ -101,7 +103,7 @@ def make_worker(save_model):
     from verl.workers.engine_workers import TrainingWorker
     from verl.workers.utils.losses import ppo_loss
 
-    def make(model=(), optimizer=(), mtp=TRAINED_HEADS, name="adam", heads=1, path=None, **engine):
+    def make(model=(), optimizer=(), mtp=TRAINED_HEADS, name="adam", heads=1, path=None, checkpoint=(), **engine):
         MTPLossLoggingHelper.tracker = {}  # it has the size of the heads of an earlier worker
         worker = TrainingWorker(
             TrainingWorkerConfig(
@@ -125,7 +127,7 @@ def make_worker(save_model):
                     total_training_steps=10,
                     override_optimizer_config=dict(optimizer),
                 ),
-                checkpoint_config=McoreCheckpointConfig(),
+                checkpoint_config=McoreCheckpointConfig(**dict(checkpoint)),
             )
         )
         worker.reset()

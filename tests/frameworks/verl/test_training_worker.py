@@ -72,18 +72,6 @@ def test_the_weight_sync_has_the_names_of_the_checkpoint(make_worker, save_model
     assert all(torch.equal(sent[name], saved[name]) for name in sent)
 
 
-def test_training_goes_on_from_verl_s_checkpoint(make_worker, make_batch, tmp_path):
-    settings = (DETACHED, CLIPPED)
-    worker, resumed = make_worker(*settings), make_worker(*settings)
-    update(worker, make_batch())
-    worker.save_checkpoint(str(tmp_path))
-    resumed.load_checkpoint(str(tmp_path))
-    one, other = (update(each, make_batch(seed=5)) for each in (worker, resumed))
-    assert one["megatron/mtp_grad_norm"] == other["megatron/mtp_grad_norm"]
-    after = parameters(resumed)
-    assert all(torch.equal(after[name], value) for name, value in parameters(worker).items())
-
-
 # -- settings ------------------------------------------------------------------------------------------------------
 
 
@@ -111,23 +99,6 @@ def test_heads_train_for_acceptance(make_worker, make_batch):
     # one head: its total variation is what the accepted length lacks to two, up to the weight of its microbatches
     (loss,), (length,) = metrics["mtp_losses/mtp_1_loss"], metrics["mtp_losses/mtp_acceptance_length"]
     assert 0.0 < loss < 1.0 and length == pytest.approx(2.0 - loss, abs=1e-3)
-
-
-@pytest.mark.guards("schedule-mtp-loss-weight-in-verl")
-def test_a_schedule_goes_on_where_a_checkpoint_was_saved(make_worker, make_batch, tmp_path):
-    """With verl's default, by which it does not load its learning rate schedule: in a new worker, and back in the same."""
-    worker, resumed = (make_worker({"mtp_loss_scaling_schedule": "0:0.5,1:0.25,2:0"}) for _ in range(2))
-
-    def weight(trained):
-        (weight,) = update(trained, make_batch())["mtp_losses/mtp_loss_scaling_factor"]
-        return weight
-
-    assert weight(worker) == 0.5
-    worker.save_checkpoint(str(tmp_path))
-    assert [weight(worker), weight(worker)] == [0.25, 0.0]
-    for each in (worker, resumed):
-        each.load_checkpoint(str(tmp_path))
-        assert weight(each) == 0.25
 
 
 @pytest.mark.guards("schedule-mtp-loss-weight-in-verl")
