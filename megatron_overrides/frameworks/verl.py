@@ -1,17 +1,17 @@
-"""verl: our metrics beside its grad_norm, skipped updates, and settings of heads that it does not train."""
+"""verl: our metrics beside its grad_norm, skipped updates, and which MTP heads train."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+from megatron.core.utils import get_model_config
 from verl.utils import tensordict_utils
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.frozen.trained_parts import UNTRAINED_HEADS, are_heads_disabled
 from megatron_overrides.norms.step_state import step_state_of
 from megatron_overrides.report.metrics import step_scalars
-from megatron_overrides.settings.absent_heads import changed_head_settings
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ def report_metrics(call: Call) -> Any:
         return call.proceed()
     result = call.proceed()
     scalars = {f"megatron/{tag.replace('-', '_')}": value for tag, value in step_scalars(optimizer).items()}
+    if getattr(get_model_config(call.instance.engine.module[0]), UNTRAINED_HEADS, False):
+        scalars.pop("megatron/mtp_grad_norm", None)
     tensordict_utils.get(result, "metrics").update(scalars)
     return result
 
@@ -62,8 +64,11 @@ def trains_heads(model: Any, mtp: Any) -> bool:
     return bool(mtp.enable_train) or not isinstance(model, GPTModel)
 
 
-def warn_of_untrained_heads(call: Call) -> None:
-    """Wraps patch_engine_mtp(module, model_config), which verl's engine calls when it has built a model with heads."""
+def name_trained_heads(call: Call) -> None:
+    """Wraps patch_engine_mtp(module, model_config), which verl's engine calls when it has built a model with heads.
+
+    The configuration then says whether they train; heads that train where verl knows none are said so.
+    """
     call.proceed()
     from megatron.core.utils import log_single_rank, unwrap_model
 
@@ -71,20 +76,12 @@ def warn_of_untrained_heads(call: Call) -> None:
     model, mtp = unwrap_model(chunk), call["model_config"].mtp
     is_trained = hasattr(chunk, "ddp_config")  # only a model that trains has it
     setattr(model.config, UNTRAINED_HEADS, not trains_heads(model, mtp))
-    if mtp.enable_train or not is_trained or are_heads_disabled(model.config):
+    if mtp.enable_train or not is_trained or not trains_heads(model, mtp):
         return
-    if trains_heads(model, mtp):
-        text = (
-            f"The MTP heads of this {type(model).__name__} train, although mtp.enable_train is false: verl knows the "
-            f"heads of GPTModel alone, and without labels heads learn the tokens of prompts and responses. Leave them "
-            f"as they are with disable_mtp_loss in verl's override_transformer_config, or keep their loss from the "
-            f"main model with mtp_detach_heads"
-        )
-    elif names := changed_head_settings(model.config):
-        text = (
-            f"{', '.join(names)} of verl's override_transformer_config trains no MTP heads: verl loads the heads and "
-            f"leaves them as they are, because mtp.enable_train is false; set it to true"
-        )
-    else:
-        return
+    text = (
+        f"The MTP heads of this {type(model).__name__} train, although mtp.enable_train is false: verl knows the heads "
+        f"of GPTModel alone, and without labels heads learn the tokens of prompts and responses. Leave them as they "
+        f"are with disable_mtp_loss in verl's override_transformer_config, or keep their loss from the main model with "
+        f"mtp_detach_heads"
+    )
     log_single_rank(logger, logging.WARNING, text)

@@ -1,4 +1,4 @@
-"""Name settings of MTP heads that have no effect, because the model has no heads."""
+"""Name settings of MTP heads that have no effect, because the model has no heads, or does not train them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 
 from megatron.core.utils import log_single_rank
 
-from megatron_overrides.settings.checks import declared_settings, spell
+from megatron_overrides.mtp.frozen.trained_parts import UNTRAINED_HEADS, are_heads_disabled
+from megatron_overrides.settings.checks import changed_settings, spell
 
 logger = logging.getLogger(__name__)
 
 
-def changed_head_settings(settings: Any) -> list[str]:
-    """The names of the settings of heads that differ from their defaults: the fields added to TransformerConfig."""
-    from megatron.core.transformer import TransformerConfig
+def changed_head_settings(*configs: Any) -> list[str]:
+    """The names of the settings that act on MTP heads alone and differ from their defaults, sorted.
 
-    declared = declared_settings(TransformerConfig)
-    return sorted(one.name for one in declared if getattr(settings, one.name, one.default) != one.default)
+    Args:
+        configs: configurations of Megatron.
+    """
+    return sorted(name for name in changed_settings(*configs) if "mtp" in name)
 
 
 def warn_of_absent_heads_in_verl(settings: Any) -> None:
@@ -43,10 +45,25 @@ def _log_absent_heads(names: str) -> None:
     log_single_rank(logger, logging.WARNING, text)
 
 
-@functools.cache  # Megatron also asks for the groups of the experts
-def warn_of_missing_heads(name: str, are_disabled: bool = False) -> None:
-    """Log that the model has no heads for this setting, or that they do not train."""
-    why = f"the model has no MTP heads. Add {spell('mtp_num_layers')}"
-    if are_disabled:
+def warn_of_untrained_heads(optimizer_config: Any, model_config: Any) -> None:
+    """Log one line that names the settings of MTP heads that act on nothing: heads are missing, or do not train."""
+    names = changed_head_settings(optimizer_config, model_config)
+    if not getattr(model_config, "mtp_num_layers", None):
+        way = "mtp.enable=true and mtp.enable_train=true of verl" if "verl" in sys.modules else spell("mtp_num_layers")
+        why = f"the model has no MTP heads. Add {way}"
+    elif are_heads_disabled(model_config):
         why = f"{spell('disable_mtp_loss')} leaves the MTP heads untrained"
-    log_single_rank(logger, logging.WARNING, f"{spell(name)} has no effect: {why}")
+        names.remove("disable_mtp_loss")
+    elif getattr(model_config, UNTRAINED_HEADS, False):
+        why = "verl loads the MTP heads and leaves them as they are. Set mtp.enable_train=true"
+    else:
+        return
+    if names:
+        _log_untrained_heads(tuple(names), why)
+
+
+@functools.cache  # Megatron also asks for the groups of the experts
+def _log_untrained_heads(names: tuple[str, ...], why: str) -> None:
+    verb = "has" if len(names) == 1 else "have"
+    text = f"{', '.join(map(spell, names))} {verb} no effect: {why}"
+    log_single_rank(logger, logging.WARNING, text)

@@ -18,13 +18,11 @@ from megatron.core.utils import log_single_rank
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
 from megatron_overrides.mtp.frozen.checks import check_heads_to_train
-from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled
 from megatron_overrides.mtp.loss_weight.checks import check_heads_to_schedule, warn_of_normalized_updates
 from megatron_overrides.mtp.losses.checks import check_token_counts
 from megatron_overrides.mtp.new_heads.checks import check_new_heads
-from megatron_overrides.mtp.rates.head_groups import SETTINGS as RATES
 from megatron_overrides.muon.fused_weights.checks import check_muon_splits
-from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_missing_heads
+from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_untrained_heads
 from megatron_overrides.settings.checks import (
     all_settings,
     changed_settings,
@@ -74,19 +72,11 @@ def check_configs(call: Call) -> Any:
     model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
     if changed := changed_settings(settings, model_config):
         _log_settings(", ".join(f"{name}={value}" for name, value in sorted(changed.items())))
-    has_heads = bool(getattr(model_config, "mtp_num_layers", None))
-    if not has_heads or are_heads_disabled(model_config):
-        for name in RATES:
-            if getattr(settings, name, None) is not None:
-                warn_of_missing_heads(name, has_heads)
-    if has_heads:
+    warn_of_untrained_heads(settings, model_config)
+    if getattr(model_config, "mtp_num_layers", None):
         both = SimpleNamespace(**{**vars(settings), **vars(model_config)})
         _check_model(both, [*declared_settings(type(model_config)), *declared])
         warn_of_normalized_updates(both)
-    else:
-        for name in ("mtp_detach_heads", "disable_mtp_loss", "separate_mtp_grad_clip", "mtp_loss_scaling_schedule"):
-            if getattr(model_config, name, None):
-                warn_of_missing_heads(name)
     return call.proceed()
 
 

@@ -32,6 +32,6 @@ PATCH = Patch(
             f"{_OVERRIDES}:return_from_skipped_update",
         ),
         Wrap(f"{_WORKERS}.engine_workers:TrainingWorker._postprocess_output", f"{_OVERRIDES}:report_metrics"),
-        Wrap("verl.utils.megatron_utils:patch_engine_mtp", f"{_OVERRIDES}:warn_of_untrained_heads", check_source=False),
+        Wrap("verl.utils.megatron_utils:patch_engine_mtp", f"{_OVERRIDES}:name_trained_heads", check_source=False),
     ),
 )

@@ -37,6 +37,14 @@ def save_model(tmp_path_factory):
     return save_once
 
 
+@pytest.fixture
+def lacking(save_model):
+    """The folder of one that lacks the head which its config.json declares."""
+    folder = save_model(1).with_name("lacking")
+    save_tokenizer(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def lacking_hybrid_model(tmp_path_factory):
     """The folder of a Nemotron-H without Mamba layers, whose kernels no CPU runs. It lacks the MTP head it declares."""

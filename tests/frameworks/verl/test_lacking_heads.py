@@ -2,19 +2,11 @@
 
 import pytest
 
-from ..byte_tokenizer import save_tokenizer
 from .ppo import changed, parameters, update
 
 pytestmark = [pytest.mark.forked("verl"), pytest.mark.guards("refuse-heads-that-verl-cannot-save")]
 
 REFUSAL = r"lacking lacks weights of the MTP heads.*mtp\.layers\.0.*verl saves.*add-heads-to-a-hugging-face-model"
-
-
-@pytest.fixture
-def lacking(save_model):
-    folder = save_model(1).with_name("lacking")
-    save_tokenizer(folder)
-    return folder
 
 
 @pytest.mark.parametrize("settings", [{}, {"mtp_init": "last-layer"}])

@@ -130,6 +130,7 @@ def configuration(save_model):
     ]
     words = [f"{name}={value}" for name, value in sizes.items()]
     words.append("+critic.optim.override_optimizer_config.grad_norm_skip_threshold=1e-6")
+    words.append("+critic.checkpoint.strict=false")
     composed = compose_ppo(*shown_words(), *words, *rehearsed)
     OmegaConf.set_struct(composed, False)
     composed.merge_with(shown_yaml())

@@ -1,5 +1,7 @@
 """verl's TrainingWorker trains a DeepSeek-V3 that Megatron-Bridge builds, as its PPO trainer has it do."""
 
+import re
+
 import megatron_mtp_patches
 import pytest
 import torch
@@ -177,14 +179,26 @@ def test_the_reference_model_inherits_the_settings_of_the_actor(make_worker, mak
     assert torch.equal(log_probs(reference, make_batch()), log_probs(make_worker(INHERITED), make_batch()))
 
 
+RATES = {"mtp_lr": 1e-4, "mtp_clip_grad": 0.05}
+NAMED = ", .*".join(rf"Config\.{name}\)" for name in sorted([*INHERITED, *RATES]))
+
+
 def test_heads_that_are_loaded_and_not_trained_are_said_so(make_worker, make_batch, caplog):
-    worker = make_worker(INHERITED, {"watch_invariants": 1, "watch_action": "raise"}, mtp={"enable": True})
-    (line,) = lines_about("trains no MTP heads", caplog)
-    assert "mtp_detach_heads, mtp_loss_type of verl's" in line and "mtp.enable_train" in line
+    watched = {"watch_invariants": 1, "watch_action": "raise"}
+    worker = make_worker(INHERITED, {**RATES, **watched}, mtp={"enable": True})
+    (line,) = lines_about("no effect", caplog)
+    assert re.match(rf".*{NAMED} have no effect: verl loads .*Set mtp.enable_train=true$", line)
     before = parameters(worker)
     for seed in range(3):  # after which a watch names what has had no gradient
-        update(worker, make_batch(seed))
+        metrics = update(worker, make_batch(seed))
     assert "mtp" not in changed(worker, before)
+    assert metrics["megatron/watch_findings"] == [0.0] and "megatron/mtp_grad_norm" not in metrics
+
+
+def test_an_actor_without_heads_names_their_settings(make_worker, lacking, caplog):
+    make_worker(INHERITED, RATES, mtp={}, path=lacking)
+    (line,) = lines_about("have no effect: the model", caplog)
+    assert re.match(rf".*{NAMED} have no effect: the model has no MTP heads. Add mtp.enable=true and", line)
 
 
 def test_heads_that_are_not_trained_need_no_gradient(make_worker, make_batch):

@@ -173,9 +173,9 @@ def test_a_setting_of_heads_that_the_model_lacks_is_warned_of_once(make_optimize
 @pytest.mark.parametrize("setting", ["mtp_lr", "mtp_min_lr", "mtp_weight_decay"])
 @pytest.mark.parametrize("model", [{"mtp_num_layers": None}, {"disable_mtp_loss": True}], ids=str)
 def test_a_rate_of_heads_that_do_not_train_is_warned_of(make_optimizer, caplog, setting, model):
-    from megatron_overrides.settings.absent_heads import warn_of_missing_heads
+    from megatron_overrides.settings import absent_heads
 
-    warn_of_missing_heads.cache_clear()
+    absent_heads._log_untrained_heads.cache_clear()
     make_optimizer(model, **{setting: 0.01})
     why = "disable_mtp_loss" if "disable_mtp_loss" in model else "the model has no MTP heads"
     assert re.search(rf"\(\w+Config.{setting}\) has no effect: .*{why}", caplog.text)
