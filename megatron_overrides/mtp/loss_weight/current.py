@@ -3,7 +3,7 @@
 It is set where Megatron and the frameworks read it, `config.mtp_loss_scaling_factor`. A scheduled run keeps no count of
 its own: iterations and samples are those of the trainer, which are right after a resume, also with --no-load-optim. The
 steps of OptimizerParamScheduler, which all trainers have, leave out skipped updates, start at 0 where the state of the
-optimizer is not loaded, and count samples in one trainer and batches in another. Workers of verl have no other count, so
+optimizer is not loaded, and count samples in one trainer and batches in another. Workers of verl have no other count:
 frameworks/verl_schedule.py reads it from the checkpoint.
 """
 

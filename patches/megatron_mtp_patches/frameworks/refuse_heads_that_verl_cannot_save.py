@@ -13,9 +13,7 @@ PATCH = Patch(
     "Megatron-Bridge also leaves out each file of which it does not save all tensors. So if the checkpoint has heads "
     "and the model has none, or its heads hold copies of the embedding and of the output layer, as DeepSeek-V3's do, "
     "verl saves a checkpoint from which it cannot resume.",
-    adds=(
-        "The run ends with an error on all ranks, when the model is built, that names the tensors and what to do.",
-    ),
+    adds=("The run ends with an error on all ranks, when the model is built, that names the tensors and what to do.",),
     undetected="Only runs under verl have the defect, and only the checkpoint tells.",
     refuses=(
         "Training under verl of heads that the base lacks, with `mtp_init` or without, unless "
