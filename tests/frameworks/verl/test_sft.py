@@ -18,7 +18,8 @@ RESUMABLE = [
     "trainer.save_freq=2",
     "optim.lr_decay_style=linear",
     "optim.use_checkpoint_opt_param_scheduler=true",
-    "+engine.override_transformer_config.mtp_loss_scaling_schedule='0:0.3,2:0.1'",
+    "+engine.override_transformer_config.mtp_loss_scaling_schedule='0:0.4,8:0'",
+    "+engine.override_transformer_config.mtp_loss_scaling_schedule_style=linear",
 ]
 # Times and memory, and what verl counts from the start of the process.
 OTHERS_AFTER_A_RESUME = ("perf/", "train/mfu", "train/total_tokens(B)", "mtp_losses/mtp_1_cumulative_acceptance_rate")
@@ -59,7 +60,7 @@ def test_tensorboard_has_the_metrics_of_each_step_also_of_a_resumed_run(save_mod
     assert values["megatron/updates_skipped_for_grad_norm"] == [0.0] * STEPS
     assert all(5.0 < loss < 7.0 for loss in values["mtp_losses/mtp_1_loss"])
     assert all(0.0 <= rate <= 100.0 for rate in values["mtp_losses/mtp_1_acceptance_rate"])
-    assert values["mtp_losses/mtp_loss_scaling_factor"] == pytest.approx([0.3, 0.3, 0.1])
+    assert values["mtp_losses/mtp_loss_scaling_factor"] == pytest.approx([0.4, 0.35, 0.3])
     assert values["train/lr"][1] > values["train/lr"][2]
 
     resumed = scalars(tmp_path / "resumed")
