@@ -17,7 +17,7 @@ PATCH = Patch(
         "verl's metrics get `megatron/mtp_grad_norm`, `megatron/updates_skipped_for_grad_norm` and the like.",
         "With `mtp.enable_train=false` verl loads MTP heads (Megatron's MTP layers) and does not train them. A line in "
         "the log names the settings of heads that act on nothing then, or says that the heads of a HybridModel train. "
-        "The metrics have no `megatron/mtp_grad_norm` then.",
+        "Where they do not train, the metrics have no `megatron/mtp_grad_norm`.",
     ),
     undetected="Only runs under verl have the defect, and it ends them with an error.",
     numerics="Nothing changes in a run that skips no update.",
