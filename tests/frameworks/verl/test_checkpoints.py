@@ -1,4 +1,4 @@
-"""verl's checkpoints: training goes on from them, also a schedule; and a base whose heads keep weights out of them."""
+"""verl's checkpoints: training goes on from them, and a base by whose heads they would lack weights is refused."""
 
 import shutil
 
@@ -9,9 +9,9 @@ from .ppo import changed, parameters, update
 
 pytestmark = pytest.mark.forked("verl")
 
-SCHEDULE = "0:0.5,1:0.25,2:0"
-SETTINGS = {"mtp_detach_heads": True, "mtp_loss_scaling_schedule": SCHEDULE}
+SETTINGS = {"mtp_detach_heads": True, "mtp_loss_scaling_schedule": "0:0.5,1:0.25,2:0"}
 CLIPPED = {"mtp_clip_grad": 0.05, "grad_norm_skip_threshold": 100.0}
+LACKING = r"lacking lacks weights of the MTP heads.*mtp\.layers\.0.*verl saves.*add-heads-to-a-hugging-face-model"
 UNSAVED = r"with checkpoint.strict=true.*does not save {}.*actor_rollout_ref.actor.checkpoint.strict=false"
 
 
@@ -72,3 +72,35 @@ def test_it_trains_where_nothing_is_lost(make_worker, make_batch, model_with_cop
     before = parameters(worker)
     update(worker, make_batch())
     assert "mtp" in changed(worker, before)
+
+
+# -- a base that lacks the heads that its config.json declares ------------------------------------------------------
+
+
+@pytest.mark.guards("refuse-heads-that-verl-cannot-save")
+@pytest.mark.parametrize("settings", [{}, {"mtp_init": "last-layer"}])
+def test_heads_that_would_train_and_be_lost_are_refused(make_worker, lacking, settings):
+    with pytest.raises(ValueError, match=LACKING):
+        make_worker(settings, path=lacking)
+
+
+@pytest.mark.guards("refuse-heads-that-verl-cannot-save")
+def test_heads_without_labels_that_would_train_and_be_lost_are_refused(make_worker, lacking_hybrid_model):
+    with pytest.raises(ValueError, match="lacks weights of the MTP heads"):
+        make_worker(mtp={"enable": True}, path=lacking_hybrid_model)
+
+
+@pytest.mark.parametrize(
+    "settings, mtp",
+    [({}, {}), ({}, {"enable": True}), ({"disable_mtp_loss": True}, {"enable": True})],
+    ids=["no heads", "heads that do not train", "heads that do not run"],
+)
+def test_the_main_model_trains_without_them(make_worker, make_batch, lacking, settings, mtp):
+    worker = make_worker(settings, mtp=mtp, path=lacking)
+    before = parameters(worker)
+    update(worker, make_batch())
+    assert changed(worker, before) == {"decoder", "embedding", "output_layer"}
+
+
+def test_a_reference_model_needs_no_heads_of_its_own(make_worker, lacking):
+    make_worker(mtp={"enable": True, "enable_train": True}, path=lacking, forward_only=True)
