@@ -43,13 +43,15 @@ def refuse_heads_that_are_not_saved(call: Call) -> Any:
                 f"them out with mtp.enable=false"
             )
     if saves_whole_files_alone(engine):
-        unsaved = unsaved_head_tensors(engine.bridge.hf_pretrained, engine.bridge.get_conversion_tasks(result))
-        if unsaved:
+        unsaved, lost = head_tensors_beside_weights(
+            engine.bridge.hf_pretrained, engine.bridge.get_conversion_tasks(result)
+        )
+        if lost:
             raise ValueError(
-                f"verl's checkpoints would lack weights of this model: with checkpoint.strict=true Megatron-Bridge "
-                f"leaves out each file in which {engine.model_config.local_path} has a tensor that it does not save. "
-                f"It does not save {listed(unsaved)}: heads that the model does not have, or copies of the embedding "
-                f"and the output layer. Set actor_rollout_ref.actor.checkpoint.strict=false (critic: "
+                f"verl's checkpoints would lack {len(lost)} weights of this model: with checkpoint.strict=true "
+                f"Megatron-Bridge leaves out each file in which {engine.model_config.local_path} has a tensor that it "
+                f"does not save. It does not save {listed(unsaved)}: heads that the model does not have, or copies of "
+                f"the embedding and the output layer. Set actor_rollout_ref.actor.checkpoint.strict=false (critic: "
                 f"+critic.checkpoint.strict=false, SFT trainer: +checkpoint.strict=false), or save neither model nor "
                 f"hf_model (checkpoint.save_contents)"
             )
@@ -63,23 +65,27 @@ def saves_whole_files_alone(engine: Any) -> bool:
     return by_bridge and engine.checkpoint_config.strict and engine.peft_cls is None
 
 
-def unsaved_head_tensors(base: Any, tasks: Iterable[Any]) -> list[str]:
-    """The tensors of MTP heads in a checkpoint of Hugging Face that Megatron-Bridge does not export.
+def head_tensors_beside_weights(base: Any, tasks: Iterable[Any]) -> tuple[list[str], set[str]]:
+    """(the tensors of MTP heads in a checkpoint of Hugging Face that Megatron-Bridge does not export, the exported
+    ones in the same files).
 
     Heads are the layers behind the last one of the main model. Bridge itself leaves out those in `mtp.` where the model
     has none. Experts are on other ranks; a head that is left out has more than its experts.
 
     Args:
-        base: Bridge's PreTrainedCausalLM or the like, whose `state.source` names the tensors.
+        base: Bridge's PreTrainedCausalLM or the like, whose `state.source` names the tensors and their files.
         tasks: Bridge's conversion tasks for this checkpoint and the model; None where it lacks a tensor.
     """
     names = [task.mapping.hf_param for task in tasks if task is not None]
     exported = {name for one in names for name in ([one] if isinstance(one, str) else one.values())}
     layers = base.config.get_text_config().num_hidden_layers
-    return sorted(
+    files = base.state.source.key_to_filename_map
+    unsaved = sorted(
         name
-        for name in set(base.state.source.get_all_keys()) - exported
+        for name in files.keys() - exported
         if ".experts." not in name
         and (number := re.match(r"(?!mtp\.).*?\blayers\.(\d+)\.", name))
         and int(number[1]) >= layers
     )
+    left_out = {files[name] for name in unsaved}
+    return unsaved, {name for name in exported & files.keys() if files[name] in left_out}

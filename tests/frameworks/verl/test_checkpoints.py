@@ -1,5 +1,6 @@
 """verl's checkpoints: training goes on from them, and a base by whose heads they would lack weights is refused."""
 
+import json
 import shutil
 
 import pytest
@@ -72,6 +73,29 @@ def test_it_trains_where_nothing_is_lost(make_worker, make_batch, model_with_cop
     before = parameters(worker)
     update(worker, make_batch())
     assert "mtp" in changed(worker, before)
+
+
+def test_heads_in_a_file_of_their_own_keep_nothing_out_of_checkpoints(make_worker, make_batch, save_model, tmp_path):
+    """Without them verl saves a checkpoint from which it goes on."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "two files"
+    shutil.copytree(save_model(1), folder)
+    (file,) = folder.glob("*.safetensors")
+    weights = load_file(file)
+    file.unlink()
+    places = {name: "heads" if name.startswith("model.layers.2.") else "main" for name in weights}
+    for place in ("main", "heads"):
+        tensors = {name: value for name, value in weights.items() if places[name] == place}
+        save_file(tensors, folder / f"{place}.safetensors", metadata={"format": "pt"})
+    weight_map = {name: f"{place}.safetensors" for name, place in places.items()}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    worker, resumed = (make_worker(mtp={}, path=folder) for _ in range(2))
+    update(worker, make_batch())
+    worker.save_checkpoint(str(tmp_path / "checkpoint"))
+    resumed.load_checkpoint(str(tmp_path / "checkpoint"))
+    after = parameters(resumed)
+    assert all(torch.equal(after[name], value) for name, value in parameters(worker).items())
 
 
 # -- a base that lacks the heads that its config.json declares ------------------------------------------------------
