@@ -9,13 +9,13 @@ from megatron_mtp_patches.engine import AddField
 
 def leave_out(places, *packages):
     """[(the id of a patch, a setting)]: those of settings, those of these packages, whose setting may be ''."""
-    read = frozenset().union(*places.sections.values())
     cases = {patch.id: "" for patch in CATALOG if patch.package in packages}
     for patch in CATALOG:
-        fields = {edit.field for edit in patch.edits if isinstance(edit, AddField) and edit in SETTINGS}
-        if fields & read:
-            cases[patch.id] = min(fields & read)
-    cases |= {patch: name for name, carriers in places.carriers.items() for patch in carriers}
+        settings = {edit.setting for edit in patch.edits if isinstance(edit, AddField) and edit in SETTINGS}
+        for setting in settings:
+            if any(setting.name in names for names in places.sections.values()) and not setting.choices:
+                carriers = places.carriers.get(setting.name, ())
+                cases |= {one: max(cases.get(one, ""), setting.name) for one in (patch.id, *carriers)}
     return list(cases.items())
 
 
