@@ -7,9 +7,16 @@ from typing import Any
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.loss_weight.current import set_scheduled_weight
 from megatron_overrides.mtp.loss_weight.schedule import Progress
-from megatron_overrides.report.metrics import MEGATRON_BRIDGE, logging_trainer, step_scalars
-from megatron_overrides.report.validation_metrics import validate, validation_line
+from megatron_overrides.report.metrics import logged_run, step_scalars
+from megatron_overrides.report.validation_metrics import validate, validation_line, validation_scalars
 from megatron_overrides.scoped import scoped
+
+
+def mark_training_log(call: Call) -> Any:
+    """Wraps training_log(..., config, ...): what it prints and asks for is the log of a run with this model."""
+    model = call["config"].model
+    with scoped(logged_run, lambda: model):
+        return call.proceed()
 
 
 def log_metrics(call: Call) -> Any:
@@ -17,8 +24,7 @@ def log_metrics(call: Call) -> Any:
 
     track_mtp_metrics gives the metrics of the heads to TensorBoard itself.
     """
-    with scoped(logging_trainer, MEGATRON_BRIDGE):
-        result = call.proceed()
+    result = mark_training_log(call)
     state = call["global_state"]
     if state.train_state.step % call["config"].logger.tensorboard_log_interval == 0:
         log_scalars(state, step_scalars())
@@ -48,7 +54,7 @@ def report_heads(call: Call) -> Any:
     for measured in sets:
         print_rank_last(validation_line(call["prefix"], measured))
         if call["write_to_tensorboard"]:
-            log_scalars(call["state"], {f"{name} validation": value for name, value in measured.items()})
+            log_scalars(call["state"], validation_scalars(measured))
     return result
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled, is_main_model_frozen
-from megatron_overrides.report.metrics import MEGATRON_TRAINER, logging_trainer
+from megatron_overrides.report.metrics import logged_run
 
 
 def mark_routers_of_head(call: Call) -> None:
@@ -32,12 +32,13 @@ def mark_routers_of_head(call: Call) -> None:
 
 
 def _logged_run() -> Any:
-    """Return the arguments of the run whose log Megatron's trainer is making; None where another caller asks."""
-    if logging_trainer.get() != MEGATRON_TRAINER:
-        return None
-    from megatron.training.global_vars import get_args
+    """Return the settings of the run whose training log is being made.
 
-    return get_args()
+    None where another caller asks, and where no count of layers describes the model, as in Bridge's MIMO models.
+    """
+    settings = logged_run.get()
+    run = settings and settings()
+    return run if hasattr(run, "num_layers") else None
 
 
 def average_over_moe_layers(call: Call) -> Any:
@@ -77,7 +78,7 @@ def _has_losses_of_a_part(run: Any) -> bool:
 
 
 def count_moe_layers(run: Any) -> int:
-    """Count the layers and heads of a run with Megatron's arguments that have an auxiliary loss.
+    """Count the layers and heads that have an auxiliary loss in a run with these settings, named as Megatron's.
 
     A frozen main model and disabled heads compute none.
     """

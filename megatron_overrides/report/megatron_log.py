@@ -9,14 +9,19 @@ from megatron.core.utils import get_model_config
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
 from megatron_overrides.mtp.forward_pass import mtp_pass
-from megatron_overrides.report.metrics import MEGATRON_TRAINER, end_of_log_line, logging_trainer, step_scalars
-from megatron_overrides.report.validation_metrics import evaluated_sets, validate, validation_line
+from megatron_overrides.report.metrics import end_of_log_line, logged_run, step_scalars
+from megatron_overrides.report.validation_metrics import (
+    evaluated_sets,
+    validate,
+    validation_line,
+    validation_scalars,
+)
 from megatron_overrides.scoped import scoped
 
 
 def append_to_log_line(call: Call) -> Any:
     """Wraps print_rank_last: the one line that a training log prints gets our metrics at its end."""
-    if logging_trainer.get():
+    if logged_run.get():
         call["message"] += end_of_log_line()
     return call.proceed()
 
@@ -28,7 +33,7 @@ def measure_heads(call: Call) -> Any:
         return call.proceed()
     with mtp_pass(compute=True) as metrics:
         result = call.proceed()
-    measured = metrics.reduce()
+    measured = metrics.reduce_metrics()
     sets = evaluated_sets.get()
     if sets is not None:
         sets.append(measured)
@@ -37,8 +42,14 @@ def measure_heads(call: Call) -> Any:
 
 def mark_training_log(call: Call) -> Any:
     """Wraps training_log: what it prints and asks for is the log of a run of Megatron's trainer."""
-    with scoped(logging_trainer, MEGATRON_TRAINER):
+    with scoped(logged_run, _arguments):
         return call.proceed()
+
+
+def _arguments() -> Any:
+    from megatron.training.global_vars import get_args
+
+    return get_args()
 
 
 def log_metrics(call: Call) -> Any:
@@ -67,8 +78,7 @@ def report_heads(call: Call) -> Any:
         writer, wandb = global_vars.get_tensorboard_writer(), global_vars.get_wandb_writer()
         if not writer or not call["write_to_tensorboard"]:
             continue
-        for name, value in measured.items():
-            tag = f"{name} validation{suffix}"
+        for tag, value in validation_scalars(measured, suffix).items():
             writer.add_scalar(tag, value, call["iteration"])
             if wandb:
                 wandb.log({tag: value}, call["iteration"])

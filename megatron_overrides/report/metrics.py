@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from megatron_overrides.norms.step_state import StepState
 
-MEGATRON_TRAINER, MEGATRON_BRIDGE = "megatron.training", "megatron.bridge"
-# The trainer that is making its training log; None while none is.
-logging_trainer: ContextVar[str | None] = ContextVar("logging_trainer", default=None)
+# Returns the settings of the run whose training log is being made: Megatron's arguments, or the configuration of
+# Megatron-Bridge's model. None while no log is.
+logged_run: ContextVar[Callable[[], Any] | None] = ContextVar("logged_run", default=None)
 
 MTP_LOSS = re.compile(r"mtp_\d+ loss")
 

@@ -8,7 +8,7 @@ from typing import Any
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
-from megatron_overrides.resume.param_groups import Group
+from megatron_overrides.resume.param_groups import rates_of, spell_rates
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 def remember_learning_rates(call: Call) -> None:
     """Wraps OptimizerParamScheduler.__init__: the run's learning rates, before a checkpoint brings others."""
     call.proceed()
-    call.instance._mtp_patches_rates_of_run = [_rates(group) for group in call["optimizer"].param_groups]
+    call.instance._mtp_patches_rates_of_run = [rates_of(group) for group in call["optimizer"].param_groups]
 
 
 def override_learning_rates(call: Call) -> None:
@@ -51,17 +51,8 @@ def _warn_of_other_rates(scheduler: Any) -> None:
     rates = getattr(scheduler, "_mtp_patches_rates_of_run", None)
     if rates is None or scheduler.use_checkpoint_opt_param_scheduler:
         return
-    saved = [_rates(group) for group in scheduler.optimizer.param_groups]
-    differing = {(_spell(own), _spell(kept)) for own, kept in zip(rates, saved, strict=True) if own != kept}
+    saved = [rates_of(group) for group in scheduler.optimizer.param_groups]
+    differing = {(spell_rates(own), spell_rates(kept)) for own, kept in zip(rates, saved, strict=True) if own != kept}
     for own, kept in sorted(differing):
         text = f"A parameter group goes on with what the checkpoint has ({kept}), not with what this run sets ({own})"
         log_single_rank(logger, logging.WARNING, f"{text}: add --override-opt-param-scheduler to take the run's")
-
-
-def _spell(rates: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in rates.items())
-
-
-def _rates(group: Group) -> dict[str, Any]:
-    """The learning rates and weight decays that a group has in place of the schedule's."""
-    return {name: group[name] for name in ("max_lr", "min_lr", "start_wd", "end_wd") if group.get(name) is not None}

@@ -6,13 +6,20 @@ NVIDIA/Megatron-LM#4705. Megatron up to 0.18 tells groups by `KEYS` alone, which
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from megatron_overrides.call import Call
+from megatron_overrides.settings.checks import spell
 
 KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr", "optimizer")
+# Settings without which a run has fewer groups.
+_DIVIDING = ("mtp_lr", "mtp_min_lr", "mtp_weight_decay", "decoupled_lr")
+# What Megatron says of groups that it cannot put into those of a checkpoint, and where they are in the state.
+_UNEQUAL_GROUPS = re.compile(r"lists with different lengths .* at level (\(.*'param_groups',?\))")
 # What a step changes, and what is no setting.
 _CHANGING = {"params", "lr", "step", "weight_decay", "initial_lr"}
 
@@ -124,9 +131,46 @@ def _refuse_other_division(current: list[Group], saved: list[Group]) -> None:
         raise _other_division(current, saved)
 
 
+def refuse_other_division(call: Call) -> Any:
+    """Wraps load(sharded_state_dict, checkpoint_dir, ...) of the format torch_dist.
+
+    It puts the groups of a run into those of the checkpoint one by one, unless the optimizer is distributed.
+
+    Raises:
+        ValueError: one has more groups than the other; the message names the settings that divide them.
+    """
+    try:
+        return call.proceed()
+    except ValueError as error:
+        level = _UNEQUAL_GROUPS.search(str(error))
+        if level is None:
+            raise
+        from megatron.core.dist_checkpointing.serialization import load_common_state_dict
+
+        saved, current = load_common_state_dict(call["checkpoint_dir"]), call["sharded_state_dict"]
+        for key in ast.literal_eval(level[1]):
+            saved, current = saved[key], current[key]
+        raise _other_division(current, saved) from error
+
+
 def _other_division(current: list[Group], saved: list[Group]) -> ValueError:
-    return ValueError(
-        f"the optimizer of the checkpoint has {len(saved)} parameter groups, that of this run {len(current)}: "
-        f"resume with the flags that divide them as they were when it was saved (--mtp-lr, --mtp-min-lr, "
-        f"--mtp-weight-decay, --decoupled-lr), or leave its state out with --no-load-optim"
-    )
+    lines = [
+        f"the optimizer of the checkpoint has {len(saved)} parameter groups, that of this run {len(current)}: resume "
+        f"with the settings that divide them as they were when it was saved ({', '.join(map(spell, _DIVIDING))}), or "
+        f"leave its state out with --no-load-optim (load_optim=False in Megatron-Bridge's CheckpointConfig)"
+    ]
+    for owner, groups, others in (("the checkpoint", saved, current), ("this run", current, saved)):
+        rates = [rates_of(group) for group in others]
+        lacking = {spell_rates(rates_of(group)) for group in groups if rates_of(group) not in rates}
+        lines += [f"only {owner} has a group with {text}" for text in sorted(lacking)]
+    return ValueError("; ".join(lines))
+
+
+def rates_of(group: Group) -> dict[str, Any]:
+    """The learning rates and weight decays that a group has in place of the schedule's."""
+    return {name: group[name] for name in ("max_lr", "min_lr", "start_wd", "end_wd") if group.get(name) is not None}
+
+
+def spell_rates(rates: dict[str, Any]) -> str:
+    """Such rates as text."""
+    return ", ".join(f"{name} {value:g}" for name, value in rates.items()) or "the rates of the schedule"

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tests.end_to_end.conftest import run_command
 from tests.warm.processes import run_ranks
 
-from .test_megatron_bridge import LOG_LINE, pretrain
+from .test_megatron_bridge import EXPERTS, LOG_LINE, pretrain
 
 pytestmark = pytest.mark.forked("bridge")
 
@@ -95,10 +95,11 @@ def test_adapters_are_clipped_separately(folder):
 
 
 def test_a_student_with_heads_learns_from_a_teacher_without(folder):
-    """The teacher's loss does not depend on the heads, which learn from the labels."""
-    detached = train(folder, "distill", *DETACHED, *NO_CHECKPOINT)
-    without = train(folder, "distill", "model.disable_mtp_loss=True", *NO_CHECKPOINT)
+    """The teacher's loss does not depend on the heads, which learn from the labels. The student has experts."""
+    detached = train(folder, "distill", *DETACHED, *EXPERTS, *NO_CHECKPOINT)
+    without = train(folder, "distill", "model.disable_mtp_loss=True", *EXPERTS, *NO_CHECKPOINT)
     names = ("logits distillation loss", "grad norm")
+    assert [float(step["load_balancing_loss"]) for step in (*detached, *without)] == pytest.approx([1.0] * 4)
     assert [[step[name] for name in names] for step in detached] == [[step[name] for name in names] for step in without]
     assert all(float(step["mtp grad norm"]) > 0.0 for step in detached)
 

@@ -26,6 +26,14 @@ SETTINGS = (
     "optimizer.min_clip_coefficient=0.01",
     *WATCHED,
 )
+# As each token goes to each expert, the auxiliary loss of a layer is 1.
+EXPERTS = (
+    "model.num_moe_experts=2",
+    "model.moe_router_topk=2",
+    "model.moe_router_load_balancing_type=aux_loss",
+    "model.moe_aux_loss_coeff=0.01",
+    "model.add_bias_linear=False",
+)
 # What Megatron-LM's own training log ends with, with the same settings.
 METRICS = [
     "mtp grad norm",
@@ -108,7 +116,8 @@ def test_tensorboard_has_each_number_once(folder, trained, resumed):
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     logged = events.Tags()["scalars"]
-    assert {*TAGS, "mtp_1 loss", "mtp_1_acceptance_rate", "mtp_1 loss validation"} <= set(logged)
+    heads = {"mtp_1 loss", "mtp_1_acceptance_rate", "mtp_acceptance_length"}
+    assert {*TAGS, *heads, *(f"{tag} validation" for tag in heads)} <= set(logged)
     lines = trained[0] | resumed[0]
     for tag, metric in (("mtp-grad-norm", "mtp grad norm"), ("mtp_1_acceptance_rate", "mtp_1 acceptance %")):
         scalars = events.Scalars(tag)
@@ -119,6 +128,14 @@ def test_tensorboard_has_each_number_once(folder, trained, resumed):
 def test_training_goes_on_from_the_checkpoint(trained, resumed):
     assert list(resumed[0]) == [5, 6]
     assert "loaded checkpoint" in resumed[1]
+
+
+@pytest.mark.guards("keep-learning-rates-at-resume")
+def test_a_resume_with_other_rates_names_the_setting(folder, trained):
+    settings = (*SETTINGS, "optimizer.mtp_lr=0.0625", "checkpoint.save=None")
+    (ended,) = run_ranks(1, partial(run_command, "all", *words(folder, 6, settings)))
+    assert ended.code == 1 and "only this run has a group with max_lr 0.0625" in ended.output, ended.output[-3000:]
+    assert "--mtp-lr (OptimizerConfig.mtp_lr)" in ended.output
 
 
 def test_heads_train_for_acceptance(resumed):
@@ -220,10 +237,14 @@ def test_the_log_says_which_settings_a_run_has(trained):
 
 
 def test_a_loss_of_nan_stays_in_the_log_line(tmp_path):
-    """Megatron-Bridge prints the losses that are not smaller than 0. The first update is as large as bf16 can hold."""
-    steps, _ = pretrain(tmp_path, 2, "model.freeze_base_model_for_mtp=True", "optimizer.lr=1e38")
+    """Megatron-Bridge prints the losses that are not smaller than 0. The first update is as large as bf16 can hold.
+
+    The auxiliary loss is the mean over the heads: the frozen layers have none.
+    """
+    steps, output = pretrain(tmp_path, 2, "model.freeze_base_model_for_mtp=True", "optimizer.lr=1e38", *EXPERTS)
     losses = [metrics.get("mtp_1 loss") for _, metrics in steps.values()]
     assert losses == [None, "nan"]  # LOG_LINE begins behind the losses that Bridge prints
+    assert float(re.search(r" load_balancing_loss: (\S+) \|", output)[1]) == pytest.approx(1.0)
 
 
 def test_a_watch_names_a_bit_that_flips_on_a_rank(tmp_path, trained):

@@ -19,7 +19,7 @@ from megatron_overrides.mtp.losses.position_weights import dpace_weights
 from megatron_overrides.mtp.losses.projection import Projection
 from megatron_overrides.mtp.losses.token_counts import TokenCounts, sum_token_counts
 from megatron_overrides.mtp.losses.vocabulary import most_likely_token
-from megatron_overrides.mtp.metrics.head_metrics import HeadMetrics, accepted_lengths, named_means
+from megatron_overrides.mtp.metrics.head_metrics import HeadMetrics, accepted_lengths, by_label, mean_metrics
 
 
 class Aligned(NamedTuple):
@@ -88,7 +88,7 @@ class MTPLoss(NamedTuple):
         Args:
             group: a collective over its ranks, of all their positions; None is this rank alone.
         """
-        return named_means(self.metrics.sums(), group)
+        return by_label(mean_metrics(self.metrics.sums(), group))
 
 
 def head_losses(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.mtp.losses.token_counts import TokenCounts
-from megatron_overrides.report.metrics import mtp_metrics
+from megatron_overrides.report.metrics import Metric, mtp_metrics
 
 
 class HeadMetrics(NamedTuple):
@@ -94,13 +95,17 @@ class PassMetrics:
         Names: `mtp_1 loss`, `mtp_1 acceptance %` (agreement with the labels), `mtp acceptance length` and `mtp greedy
         acceptance length`. Empty on ranks that have no heads' losses.
         """
+        return by_label(self.reduce_metrics())
+
+    def reduce_metrics(self) -> list[Metric]:
+        """Return the means of `reduce`, each with its tag."""
         if not self._sums:
-            return {}
-        return named_means(self._sums, parallel_state.get_data_parallel_group(with_context_parallel=True))
+            return []
+        return mean_metrics(self._sums, parallel_state.get_data_parallel_group(with_context_parallel=True))
 
 
-def named_means(sums: dict[str, torch.Tensor], group: Any) -> dict[str, float]:
-    """Add the fields of HeadMetrics up over `group` (None: this rank alone) and return the means by name."""
+def mean_metrics(sums: dict[str, torch.Tensor], group: Any) -> list[Metric]:
+    """Add the fields of HeadMetrics up over `group` (None: this rank alone) and return the means, as floats."""
     flat = torch.cat([value.double().flatten() for value in sums.values()])
     if group is not None:
         torch.distributed.all_reduce(flat, group=group)
@@ -112,7 +117,12 @@ def named_means(sums: dict[str, torch.Tensor], group: Any) -> dict[str, float]:
         means["rates"] = 100 * correct / predictions.clamp(min=1)
     if "lengths" in total:
         means["lengths"] = mean_lengths(total["lengths"])
-    return {metric.label: metric.value.item() for metric in mtp_metrics(**means)}
+    return [metric._replace(value=metric.value.item()) for metric in mtp_metrics(**means)]
+
+
+def by_label(metrics: Iterable[Metric]) -> dict[str, float]:
+    """Return the values by the names that the log line has."""
+    return {metric.label: metric.value for metric in metrics}
 
 
 def mean_lengths(lengths: torch.Tensor) -> torch.Tensor:

@@ -99,6 +99,11 @@ def divide_aux_losses(override: str) -> tuple[Wrap, ...]:
     divisions = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
     return (
         Wrap(f"{_TRAINING}:training_log", f"{_REPORT}:mark_training_log", check_source=False),
+        Wrap(
+            "megatron.bridge.training.utils.train_utils:training_log",
+            "megatron_overrides.frameworks.bridge:mark_training_log",
+            check_source=False,
+        ),
         *(Wrap(division, f"megatron_overrides.moe.logged_losses:{override}") for division in divisions),
     )
 

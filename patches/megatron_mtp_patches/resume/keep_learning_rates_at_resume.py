@@ -51,6 +51,11 @@ PATCH = Patch(
             "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.load_state_dict",
             f"{_GROUPS}:load_groups_in_pairs",
         ),
+        Wrap(
+            "megatron.core.dist_checkpointing.serialization:load",
+            f"{_GROUPS}:refuse_other_division",
+            check_source=False,
+        ),
         Wrap(f"{_SCHEDULER}.__init__", f"{_LEARNING_RATES}:remember_learning_rates", check_source=False),
         Wrap(f"{_SCHEDULER}.load_state_dict", f"{_LEARNING_RATES}:override_learning_rates"),
         Wrap(

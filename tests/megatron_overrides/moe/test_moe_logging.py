@@ -8,8 +8,9 @@ import torch
 from megatron_mtp_patches.engine.call import Call
 from megatron_mtp_patches.engine.source import find_file
 
+from megatron_overrides.frameworks import bridge
 from megatron_overrides.report.megatron_log import mark_training_log
-from megatron_overrides.report.metrics import MEGATRON_BRIDGE, logging_trainer
+from megatron_overrides.report.metrics import logged_run
 from megatron_overrides.scoped import scoped
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("average-aux-loss-over-moe-layers")]
@@ -82,15 +83,16 @@ def report():
     return ask
 
 
-@pytest.fixture
-def log(monkeypatch, report):
-    """log(run): what training_log logs of a run with these arguments, whatever it has counted itself."""
+@pytest.fixture(params=["Megatron-LM", "Megatron-Bridge"])
+def log(request, monkeypatch, report):
+    """log(run): what training_log logs of a run with these settings, whatever it has counted itself."""
 
     def ask(run):
-        training = SimpleNamespace(get_args=lambda: SimpleNamespace(**run))
+        settings = SimpleNamespace(**run)
+        training = SimpleNamespace(get_args=lambda: settings)
         monkeypatch.setitem(__import__("sys").modules, "megatron.training.global_vars", training)
 
-        def training_log():
+        def training_log(config):
             return report(
                 num_layers=99,
                 moe_layer_freq=run["moe_layer_freq"],
@@ -98,7 +100,8 @@ def log(monkeypatch, report):
                 force_initialize=True,
             )
 
-        return mark_training_log(Call(training_log, None, (), {}))
+        mark = {"Megatron-LM": mark_training_log, "Megatron-Bridge": bridge.mark_training_log}[request.param]
+        return mark(Call(training_log, None, (SimpleNamespace(model=settings),), {}))
 
     return ask
 
@@ -121,10 +124,10 @@ def test_a_stage_without_experts_has_as_many_slots_as_the_others(record, log):
     assert len(values) == 4 + 3
 
 
-@pytest.mark.parametrize("trainer", [None, MEGATRON_BRIDGE])
-def test_other_callers_are_answered_as_before(record, report, trainer):
+@pytest.mark.parametrize("run", [None, SimpleNamespace], ids=["no trainer", "Bridge's MIMO models"])
+def test_other_callers_are_answered_as_before(record, report, run):
     record([1.0] * 6)
-    with scoped(logging_trainer, trainer):
+    with scoped(logged_run, run):
         assert report(num_layers=4, moe_layer_freq=2, mtp_num_layers=1) == pytest.approx(6 / 3)
 
 

@@ -9,6 +9,7 @@ import pytest
 from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.report import metrics
+from megatron_overrides.report.validation_metrics import evaluated_sets
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -73,6 +74,22 @@ def test_writers_get_them_at_their_interval(log):
     assert tensorboard == wandb == []
     _, tensorboard, wandb = log(2)
     assert tensorboard == wandb == [("heads-tag", 3, 2)]
+
+
+def test_validation_has_the_tags_of_training(monkeypatch):
+    tensorboard = Writer()
+    monkeypatch.setattr(global_vars, "get_args", SimpleNamespace)
+    monkeypatch.setattr(global_vars, "get_tensorboard_writer", lambda: tensorboard)
+    monkeypatch.setattr(global_vars, "get_wandb_writer", lambda: None)
+    measured = list(metrics.mtp_metrics(losses=[2.0], rates=[50.0], lengths=[1.5, 1.25]))
+
+    def evaluate_and_print_results(prefix, iteration, write_to_tensorboard):
+        evaluated_sets.get().append(measured)
+
+    ours.report_heads(Call(evaluate_and_print_results, None, ("iteration 3", 3, True), {}))
+    tags = ("mtp_1 loss", "mtp_1_acceptance_rate", "mtp_acceptance_length", "mtp_greedy_acceptance_length")
+    assert [tag for tag, _, iteration in tensorboard.scalars if iteration == 3] == [f"{tag} validation" for tag in tags]
+    assert [metric.tag for metric in measured] == list(tags)
 
 
 class Reached(Exception):

@@ -55,6 +55,19 @@ def test_a_run_with_another_number_of_groups_than_the_checkpoint_is_refused(
         current.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "before, after, owner", [({}, {"mtp_lr": 0.1}, "this run"), ({"mtp_lr": 0.1}, {}, "the checkpoint")]
+)
+def test_the_load_of_such_a_checkpoint_ends_with_the_same_words(make_optimizer, tmp_path, before, after, owner):
+    from megatron.core import dist_checkpointing
+
+    dist_checkpointing.save({"optimizer": make_optimizer(**before).sharded_state_dict({})}, str(tmp_path))
+    current = make_optimizer(**after).sharded_state_dict({})
+    message = rf"resume with .*--mtp-lr \(OptimizerConfig.mtp_lr.* only {owner} has a group with max_lr 0.1"
+    with pytest.raises(ValueError, match=message):
+        dist_checkpointing.load({"optimizer": current}, str(tmp_path))
+
+
 def test_groups_that_this_run_does_not_have_are_refused():
     """Megatron gives each group the parameters of the saved one in its place."""
     from megatron.core.optimizer.optimizer import MegatronOptimizer
