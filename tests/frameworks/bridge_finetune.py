@@ -39,7 +39,8 @@ def answers(folder, packed):
 
         dataset, specs = config.FinetuningDatasetConfig, "packed_sequence_specs"
     if packed:
-        options[specs] = PackedSequenceSpecs(packed_sequence_size=64, num_tokenizer_workers=1)
+        padding = {"pad_seq_to_mult": 4}  # each of two context-parallel ranks takes two chunks of a sequence
+        options[specs] = PackedSequenceSpecs(packed_sequence_size=64, num_tokenizer_workers=1, **padding)
         options["dataset_kwargs"] = {"pad_to_max_length": True}
     return dataset(**options)
 

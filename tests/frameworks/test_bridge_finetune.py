@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tests.end_to_end.conftest import run_command
 from tests.warm.processes import run_ranks
 
-from .test_megatron_bridge import EXPERTS, LOG_LINE, pretrain
+from .bridge_runs import EXPERTS, LOG_LINE, pretrain
 
 pytestmark = pytest.mark.forked("bridge")
 
@@ -30,12 +30,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(folder, kind, *settings):
+def train(folder, kind, *settings, ranks=1):
     """Two steps: [(losses, metrics of the patches)] of their log lines."""
     words = ["run", "--device", "cpu", SCRIPT, str(folder), kind, "2", *settings]
-    (ended,) = run_ranks(1, partial(run_command, "all", *words))
-    assert ended.code == 0, ended.output[-6000:]
-    steps = [read_metrics(line) for line in ended.output.splitlines() if LOG_LINE.search(line)]
+    ended = run_ranks(ranks, partial(run_command, "all", *words))
+    output = "".join(rank.output for rank in ended)
+    assert {rank.code for rank in ended} == {0}, output[-6000:]
+    steps = [read_metrics(line) for line in output.splitlines() if LOG_LINE.search(line)]
     assert len(steps) == 2
     return steps
 

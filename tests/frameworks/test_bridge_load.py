@@ -9,7 +9,7 @@ import pytest
 from tests.end_to_end.conftest import run_command
 from tests.warm.processes import run_ranks
 
-from .test_megatron_bridge import rank_lines
+from .bridge_runs import rank_lines
 
 pytestmark = [
     pytest.mark.forked("bridge"),

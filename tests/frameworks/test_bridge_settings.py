@@ -1,5 +1,6 @@
-"""Each setting of the patches alone, in Megatron-Bridge's own `pretrain`: it trains, or is refused by its name."""
+"""Megatron-Bridge's own `pretrain` with each setting of the patches alone, and with the repairs alone."""
 
+import re
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from tests.conformance.inspection import choose_value
 from tests.end_to_end.conftest import run_command
 from tests.warm.processes import run_ranks
 
-from .test_megatron_bridge import pretrain, words
+from .bridge_runs import EXPERTS, pretrain, run_interpreter, words
 
 pytestmark = pytest.mark.forked("bridge")
 
@@ -25,6 +26,18 @@ BESIDE = {
 }
 VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-3}  # where an example does not fit the model
 REFUSALS = {"muon_split_gdn": "(OptimizerConfig.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
+SHORT = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
+
+
+@pytest.mark.real_process("in the others all patches are in force")
+def test_the_repairs_alone_train_as_all_patches_do_without_their_settings(tmp_path):
+    code, repaired = run_interpreter("repairs", *words(tmp_path, 2, (*EXPERTS, *SHORT)))
+    assert code == 0, repaired[-6000:]
+    _, patched = pretrain(tmp_path, 2, *EXPERTS, *SHORT)
+    pattern = r" (lm loss|mtp_1 loss|load_balancing_loss|grad norm): (\S+)"
+    numbers = re.findall(pattern, repaired)
+    assert numbers == re.findall(pattern, patched) and len(numbers) == 2 * 4
+    assert " acceptance %: " in patched and " acceptance %: " not in repaired
 
 SHORT = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
 

@@ -1,23 +1,18 @@
 """Megatron-Bridge's own `pretrain` trains MTP heads with the patches, and shows what Megatron-LM's trainer shows."""
 
-import os
 import re
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.conftest import run_command
-from tests.pages import ROOT
-from tests.warm.processes import LIMIT, run_ranks
+from tests.warm.processes import run_ranks
 
+from .bridge_runs import EXPERTS, HERE, pretrain, rank_lines, read_events, read_scalars, run_interpreter, words
 from .flipped_bit import FLIPPED, flip_bit
 
 pytestmark = [pytest.mark.forked("bridge"), pytest.mark.guards("log-metrics-in-megatron-bridge")]
 
-HERE = Path(__file__).parent
 WATCHED = ("optimizer.watch_invariants=1", "optimizer.watch_action=raise")
 SETTINGS = (
     "model.mtp_detach_heads=True",
@@ -26,13 +21,15 @@ SETTINGS = (
     "optimizer.min_clip_coefficient=0.01",
     *WATCHED,
 )
-# As each token goes to each expert, the auxiliary loss of a layer is 1.
-EXPERTS = (
-    "model.num_moe_experts=2",
-    "model.moe_router_topk=2",
-    "model.moe_router_load_balancing_type=aux_loss",
-    "model.moe_aux_loss_coeff=0.01",
-    "model.add_bias_linear=False",
+CHANGING = re.compile("elapsed time|so far|cumulative")  # in a resumed run
+ACCEPTANCE = (
+    "optimizer.grad_norm_skip_threshold=100.0",
+    "model.mtp_loss_type=tv",
+    "model.mtp_logits_chunk_size=16",
+    "model.mtp_depth_weights='2'",
+    "model.mtp_loss_scaling_schedule=0:0.3,80%:0",
+    "scheduler.lr_decay_style=linear",
+    "scheduler.lr_decay_iters=8",
 )
 # What Megatron-LM's own training log ends with, with the same settings.
 METRICS = [
@@ -44,33 +41,6 @@ METRICS = [
     "mtp_1 acceptance % so far",
 ]
 TAGS = {"mtp-grad-norm", "updates-skipped-for-grad-norm", "mtp-updates-skipped-for-grad-norm", "watch-findings"}
-LOG_LINE = re.compile(
-    r" iteration +(\d+)/.* number of skipped iterations: +(\d) \|.* number of nan iterations: +0 \|(.*)"
-)
-
-
-def words(folder, iterations, settings):
-    return ["run", "--device", "cpu", str(HERE / "bridge_pretrain.py"), str(folder), str(iterations), *settings]
-
-
-def pretrain(folder, iterations, *settings, ranks=1):
-    """Run bridge_pretrain.py. Return {iteration: (was its update skipped, {metric: text})} and all output."""
-    ended = run_ranks(ranks, partial(run_command, "all", *words(folder, iterations, settings)))
-    output = "".join(rank.output for rank in ended)
-    assert {rank.code for rank in ended} == {0}, output[-6000:]
-    logged = {}
-    for iteration, skipped, rest in LOG_LINE.findall(output):
-        metrics = dict(part.strip().rsplit(": ", 1) for part in rest.split("|") if part.strip())
-        logged[int(iteration)] = (bool(int(skipped)), metrics)
-    return logged, output
-
-
-def run_interpreter(patches, *words):
-    """Run `megatron-mtp-patches WORDS` in a new interpreter. Return its exit code and its output."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}", "MEGATRON_MTP_PATCHES": patches}
-    command = [sys.executable, "-m", "megatron_mtp_patches", *words]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
-    return ended.returncode, ended.stdout + ended.stderr
 
 
 @pytest.fixture(scope="session")
@@ -87,9 +57,15 @@ def trained(folder):
 @pytest.fixture(scope="session")
 def resumed(folder, trained):
     """Two more on one rank, from the checkpoint; the heads now train for acceptance, in chunks of rows, and once."""
-    chunked = ("model.mtp_logits_chunk_size=16", "model.mtp_depth_weights='2'")
-    schedule = "model.mtp_loss_scaling_schedule=0:0.3,80%:0"
-    return pretrain(folder, 6, *SETTINGS, "model.mtp_loss_type=tv", *chunked, schedule)
+    return pretrain(folder, 6, *SETTINGS, *ACCEPTANCE, "checkpoint.save_interval=1")
+
+
+@pytest.fixture(scope="session")
+def repeated(folder, resumed):
+    """The last of them once more, from the checkpoint before it."""
+    log = f"logger.tensorboard_dir={folder / 'repeated'}"
+    start = ("checkpoint.ckpt_step=5", "checkpoint.save=None")
+    return pretrain(folder, 6, *SETTINGS, *ACCEPTANCE, *start, log)
 
 
 def test_the_log_line_shows_what_megatron_lm_s_shows(trained):
@@ -111,10 +87,7 @@ def test_validation_measures_the_heads(trained):
 
 
 def test_tensorboard_has_each_number_once(folder, trained, resumed):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
+    events = read_events(folder / "tensorboard")
     logged = events.Tags()["scalars"]
     heads = {"mtp_1 loss", "mtp_1_acceptance_rate", "mtp_acceptance_length"}
     assert {*TAGS, *heads, *(f"{tag} validation" for tag in heads)} <= set(logged)
@@ -142,6 +115,21 @@ def test_heads_train_for_acceptance(resumed):
     lengths = ["mtp acceptance length", "mtp greedy acceptance length"]
     assert all(list(metrics) == [*METRICS, *lengths, "mtp loss scaling factor"] for _, metrics in resumed[0].values())
     assert all(1.0 < float(metrics[lengths[0]]) < 2.0 for _, metrics in resumed[0].values())
+
+
+def test_a_resumed_run_logs_what_the_uninterrupted_one_logs(folder, resumed, repeated):
+    """All but times, and the rate so far: validation has the loss after the update."""
+    lines = [re.findall(r" iteration +6/.*", output)[0].split("|") for _, output in (resumed, repeated)]
+    uninterrupted, after_resume = ([part for part in line if not CHANGING.search(part)] for line in lines)
+    assert uninterrupted == after_resume and len(uninterrupted) > 14
+    scalars = [read_scalars(folder / name, step=6) for name in ("tensorboard", "repeated")]
+    uninterrupted, after_resume = ({tag: one[tag] for tag in one if not CHANGING.search(tag)} for one in scalars)
+    assert uninterrupted == after_resume and {"learning-rate", "lm loss validation"} < set(uninterrupted)
+
+
+def test_skipped_updates_are_counted_since_the_process_started(trained, resumed):
+    name = "updates skipped for grad norm"
+    assert int(trained[0][4][1][name]) > 0 and int(resumed[0][5][1][name]) == 0
 
 
 @pytest.mark.guards("schedule-mtp-loss-weight-in-megatron-bridge")
@@ -259,14 +247,6 @@ def test_a_watch_names_a_bit_that_flips_on_a_rank(tmp_path, trained):
     short = ("checkpoint.save=None", "checkpoint.load=None")
     ended = run_ranks(2, partial(train, *words(tmp_path, 2, (*WATCHED, *layout, *short))))
     assert f"WatchError: watch, step 2: copies differ: weight {FLIPPED} 0:64" in "".join(rank.output for rank in ended)
-
-
-def rank_lines(output):
-    """{title: [what the first rank printed, what the second]}"""
-    lines = {}
-    for rank, title, text in re.findall(r"^rank (\d), ([^:]*): (.*)", output, re.M):
-        lines.setdefault(title, {})[int(rank)] = text
-    return {title: [texts[0], texts[1]] for title, texts in lines.items()}
 
 
 @pytest.mark.guards("pass-loss-mask-in-megatron-bridge")
