@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
@@ -65,6 +66,17 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
         "model:\n  _target_: x.GPTProvider\n  mtp_num_layers: 2\n  context_parallel_size: 2\noptimizer:\n  lr: 1.0\n"
     )
     assert "ML-7513b" in diagnose(run_config_yaml=sections)["run_config.yaml"]
+
+
+def test_many_configurations_are_read_without_megatron_s_trainer(command, tmp_path, monkeypatch):
+    """Its import is most of the time; only flags need it."""
+    monkeypatch.setattr(importlib.import_module("megatron_mtp_patches.cli.doctor"), "import_targets", None)
+    folders = [tmp_path / str(number) for number in range(5)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "run_config.yaml").write_text("model: {mtp_num_layers: 1, context_parallel_size: 2}\noptimizer: {}\n")
+    done = command("doctor", "--batch", *(str(folder / "run_config.yaml") for folder in folders))
+    assert done.code in (0, 1) and "Runs: 5;" in done.out and done.out.count("ML-7513b") == 5
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def diagnose_flags(words: list[str], world_size: int | None, transformer_engine:
     if {"--help", "-h"}.intersection(words):
         raise UsageError("Megatron's own flags are listed by your training script with --help")
     version, is_known = _prepare(world_size, transformer_engine)
+    _import_trainer(version)
     with _silence():
         line = read([word for word in words if word != "--"], world_size)
     with refusals():
@@ -103,7 +104,7 @@ def diagnose_flags(words: list[str], world_size: int | None, transformer_engine:
 
 
 def diagnose_files(files: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
-    """Print the defects that affect the run of each file, with one import of Megatron.
+    """Print the defects that affect the run of each file, with one import of Megatron, or none if no run has flags.
 
     `run_files.py` says which files these are. Returns 1 if the patches leave a defect of severity 3 or more, or if
     nothing shows that a run with one has the patches; else 2 if a run is refused, a file has none or has settings that
@@ -114,7 +115,10 @@ def diagnose_files(files: list[str], world_size: int | None, transformer_engine:
         UsageError: `transformer_engine` is not a version, no run has so many ranks, or Megatron's trainer is missing.
     """
     version, _ = _prepare(world_size, transformer_engine)
-    diagnoses = [one for file in files for one in _diagnose_file(file, world_size, version)]
+    runs = [run for file in files for run in _read_file(Path(file))]
+    if any(isinstance(run, Command) for _, _, run in runs):
+        _import_trainer(version)
+    diagnoses = [_diagnose_run(*run, world_size, version) for run in runs]
     if as_json:
         rows = [
             {
@@ -143,11 +147,11 @@ def _is_severe(finding: Finding) -> bool:
 
 
 def _prepare(world_size: int | None, transformer_engine: str | None) -> tuple[str | None, bool]:
-    """Import Megatron's trainer in a rehearsal; the version of TransformerEngine, and whether it is more than assumed.
+    """Begin a rehearsal; the version of TransformerEngine, and whether it is more than assumed.
 
     Raises:
         PatchError: Megatron is not installed.
-        UsageError: no run has so many ranks, `transformer_engine` is not a version, or Megatron's trainer is missing.
+        UsageError: no run has so many ranks, or `transformer_engine` is not a version.
     """
     if world_size is not None and world_size < 1:
         raise UsageError(f"--world-size {world_size}: give a number of ranks")
@@ -158,6 +162,18 @@ def _prepare(world_size: int | None, transformer_engine: str | None) -> tuple[st
             raise UsageError(f"--te: {error}") from error
     if find_file("megatron.core") is None:
         raise PatchError(describe_megatron())
+    apply(on_drift="skip")
+    with _silence():
+        rehearsal.install(megatron_flags=False)
+    return (transformer_engine, True) if transformer_engine else find_transformer_engine(find_releases())
+
+
+def _import_trainer(version: str | None) -> None:
+    """Import Megatron's trainer, which reads flags, as with this version of TransformerEngine.
+
+    Raises:
+        UsageError: Megatron's trainer is missing.
+    """
     if find_file("megatron.training.arguments") is None:
         raise UsageError(
             "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
@@ -166,30 +182,32 @@ def _prepare(world_size: int | None, transformer_engine: str | None) -> tuple[st
     if not hasattr(inspect.getsource, "cache_info"):
         # For each parser Megatron reads the help of its flags from the sources of its configurations: half of the time.
         vars(inspect)["getsource"] = functools.cache(inspect.getsource)
-    apply(on_drift="skip")
     with _silence():
-        rehearsal.install(megatron_flags=False)
         import_targets(MEGATRON)
-    version, is_known = (transformer_engine, True) if transformer_engine else find_transformer_engine(find_releases())
     if version:
         from packaging.version import Version  # which Megatron also needs
 
         # What Megatron's checks of flags ask; otherwise it is that of the installed package, or 0 where there is none.
         vars(import_module("megatron.core.utils"))["_te_version"] = Version(version)
-    return version, is_known
 
 
-def _diagnose_file(file: str, world_size: int | None, version: str | None) -> Iterator[Diagnosis]:
+def _read_file(file: Path) -> Iterator[tuple[Path, str, Command | Configuration | UsageError]]:
+    """Yield the file, the name and the content of each of its runs, or why it has none."""
     try:
-        runs = read_runs(Path(file))
+        for name, run in read_runs(file):
+            yield file, name, run
     except UsageError as error:
-        yield Diagnosis(file, unusable=str(error))
-        return
-    for name, run in runs:
-        if isinstance(run, Command):
-            yield _diagnose_command(name, run, world_size, version, Path(file).parent)
-        else:
-            yield _diagnose_configuration(name, run, world_size, version)
+        yield file, str(file), error
+
+
+def _diagnose_run(
+    file: Path, name: str, run: Command | Configuration | UsageError, world_size: int | None, version: str | None
+) -> Diagnosis:
+    if isinstance(run, UsageError):
+        return Diagnosis(name, unusable=str(run))
+    if isinstance(run, Command):
+        return _diagnose_command(name, run, world_size, version, file.parent)
+    return _diagnose_configuration(name, run, world_size, version)
 
 
 def _diagnose_configuration(name: str, run: Configuration, world_size: int | None, version: str | None) -> Diagnosis:
