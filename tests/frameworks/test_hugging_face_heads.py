@@ -41,6 +41,14 @@ ATTENTION = {
     "deepseek": {f"self_attn.{name}.weight" for name in LATENT},
     "glm": {f"self_attn.{name}" for name in (*GROUPED, "q_norm.weight", "k_norm.weight")},
 }
+# Of these, some that Megatron has as they are: {their names there: those of engines}
+MEGATRON = {
+    "enorm.weight": "enorm.weight",
+    "eh_proj.weight": "eh_proj.weight",
+    "final_layernorm.weight": "shared_head.norm.weight",
+    "transformer_layer.self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "transformer_layer.mlp.router.weight": "mlp.gate.weight",
+}
 # vLLM: qwen3_next_mtp.py at 055e47c28003, with the decoder layer of qwen3_next.py; SGLang: qwen3_next_mtp.py at
 # 00534216c5ba.
 QWEN = {
@@ -103,9 +111,9 @@ def bases(tmp_path_factory):
 
 @pytest.mark.parametrize("name, heads", [("deepseek", 1), ("glm", 2)])
 def test_the_commands_add_heads_that_engines_can_read(name, heads, bases, run_shown, tmp_path):  # noqa: F811
-    commands = shown("hugging-face-heads").replace("checkpoints $SMALL", f"checkpoints $SMALL heads={heads}")
-    words = f"BASE={bases / name}\n{commands}"
-    trained, resumed, _, checked = run_shown(words, {SCRIPT: [str(ROOT / SCRIPT)]})
+    commands = shown("hugging-face-heads").replace("$SMALL", f"$SMALL heads={heads}")
+    commands = commands.replace("BASE=deepseek", f"BASE={bases / name}")
+    trained, resumed, _, checked = run_shown(commands, {SCRIPT: [str(ROOT / SCRIPT)]})
     assert "has no MTP heads: they were initialized (last-layer). A run that resumes loads" in trained
     assert (
         len(re.findall(r" iteration +\d+/ +3 \|.* mtp_1 loss: \S+ \|.* mtp acceptance length: [1-3]\.", trained)) == 3
@@ -116,9 +124,26 @@ def test_the_commands_add_heads_that_engines_can_read(name, heads, bases, run_sh
     assert tensors == {f"model.layers.{layer}.{one}" for layer in layers for one in HEAD | BLOCK | ATTENTION[name]}
     summary = rf"{len(tensors)} tensors of heads, 0 of them not finite; \d+ of the model, 0 of them changed; 0 of all"
     assert re.search(f"{summary} differ after reading them back", checked)
-    out = tmp_path / "exported"
+    out = tmp_path / "deepseek_exported"
+    assert same_heads(tmp_path / "deepseek_heads" / "iter_0000006", out, heads)
     assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == heads
     assert Path(out, "tokenizer_config.json").exists()
+
+
+def same_heads(trained, exported, heads):
+    """Whether the heads of a checkpoint of Megatron are those of the exported model, to the bit."""
+    import torch
+    from safetensors.torch import load_file
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(trained, exported / "trained.pt")
+    ours = torch.load(exported / "trained.pt", weights_only=False)
+    theirs = {name: tensor for file in exported.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return all(
+        torch.equal(ours[f"mtp.layers.{head}.{name}"].bfloat16(), theirs[f"model.layers.{2 + head}.{other}"].bfloat16())
+        for head in range(heads)
+        for name, other in MEGATRON.items()
+    )
 
 
 @pytest.mark.real_process("it needs neither torch nor Megatron")

@@ -74,7 +74,7 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
     if isinstance(content.get("model"), dict):
         sections = [*sections_of(content)]
         read = [section for name, section in sections[1:] if name in content or name in MEGATRON_BRIDGE.sections]
-        sources = list(map(make_source, read))
+        sources = [*map(make_source, read), SimpleNamespace(is_of_megatron_bridge=True)]
         has_heads = any(getattr(source, "mtp_num_layers", None) for source in sources)
         untrained = "" if has_heads else "model.mtp_num_layers is not set, so the model has no MTP heads"
         return [(str(file), Configuration(sources, sections, MEGATRON_BRIDGE, untrained))]

@@ -26,7 +26,9 @@ PATCH = Patch(
     numerics="The logged auxiliary losses, where they were divided by a wrong number. The gradient changes only for a "
     "repeated head of a hybrid model with experts (0.17 to 0.19): its auxiliary loss counts once, as in a GPT. "
     "The gradient of the z-loss is not touched.",
-    notes=("A trainer other than Megatron's own passes `num_moe_layers` to get the right mean.",),
+    notes=(
+        "A trainer other than Megatron-LM's own and Megatron-Bridge's passes `num_moe_layers` to get the right mean.",
+    ),
     is_repair=True,
     probe=Probe(
         "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report", contains="num_moe_layers is None"
