@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 
 import pytest
 from megatron_mtp_patches.doctor.run_files import read_runs
@@ -66,6 +67,13 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
         "model:\n  _target_: x.GPTProvider\n  mtp_num_layers: 2\n  context_parallel_size: 2\noptimizer:\n  lr: 1.0\n"
     )
     assert "ML-7513b" in diagnose(run_config_yaml=sections)["run_config.yaml"]
+
+
+def test_a_run_of_bridge_is_repaired_of_what_only_two_trainers_are(doctor_of_file):
+    sizes = "num_layers: 2, num_moe_experts: 2, mtp_num_layers: 2, moe_layer_freq: [1, 0]"
+    text = f"model: {{{sizes}, context_parallel_size: 2}}\noptimizer: {{}}\n"
+    printed = " ".join(doctor_of_file(text, name="run_config.yaml").out.split())
+    assert re.search(r"ML-6748, [^*]*: removed by average-aux-loss-over-moe-layers", printed)
 
 
 def test_many_configurations_are_read_without_megatron_s_trainer(command, tmp_path, monkeypatch):

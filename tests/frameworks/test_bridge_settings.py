@@ -31,12 +31,15 @@ SHORT = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=
 
 @pytest.mark.real_process("in the others all patches are in force")
 def test_the_repairs_alone_train_as_all_patches_do_without_their_settings(tmp_path):
-    code, repaired = run_interpreter("repairs", *words(tmp_path, 2, (*EXPERTS, *SHORT)))
+    """The head is dense, as the last layer, and takes no part in the mean of the auxiliary losses."""
+    settings = (*EXPERTS, "model.moe_layer_freq=[1, 0]", *SHORT)
+    code, repaired = run_interpreter("repairs", *words(tmp_path, 2, settings))
     assert code == 0, repaired[-6000:]
-    _, patched = pretrain(tmp_path, 2, *EXPERTS, *SHORT)
+    _, patched = pretrain(tmp_path, 2, *settings)
     pattern = r" (lm loss|mtp_1 loss|load_balancing_loss|grad norm): (\S+)"
     numbers = re.findall(pattern, repaired)
     assert numbers == re.findall(pattern, patched) and len(numbers) == 2 * 4
+    assert float(dict(numbers)["load_balancing_loss"]) == pytest.approx(1.0)
     assert " acceptance %: " in patched and " acceptance %: " not in repaired
 
 SHORT = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
