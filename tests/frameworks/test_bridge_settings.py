@@ -31,8 +31,8 @@ SHORT = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=
 
 @pytest.mark.real_process("in the others all patches are in force")
 def test_the_repairs_alone_train_as_all_patches_do_without_their_settings(tmp_path):
-    """The head is dense, as the last layer, and takes no part in the mean of the auxiliary losses."""
-    settings = (*EXPERTS, "model.moe_layer_freq=[1, 0]", *SHORT)
+    """Two layers and a head have an auxiliary loss of 1 each. Megatron counts each pass of the head."""
+    settings = (*EXPERTS, "model.mtp_num_layers=2", "model.mtp_use_repeated_layer=True", *SHORT)
     code, repaired = run_interpreter("repairs", *words(tmp_path, 2, settings))
     assert code == 0, repaired[-6000:]
     _, patched = pretrain(tmp_path, 2, *settings)
