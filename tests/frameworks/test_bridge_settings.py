@@ -42,8 +42,6 @@ def test_the_repairs_alone_train_as_all_patches_do_without_their_settings(tmp_pa
     assert float(dict(numbers)["load_balancing_loss"]) == pytest.approx(1.0)
     assert " acceptance %: " in patched and " acceptance %: " not in repaired
 
-SHORT = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
-
 
 @pytest.mark.parametrize("edit", SETTINGS, ids=lambda edit: edit.field)
 def test_each_setting_alone_trains_or_is_refused_by_name(edit, tmp_path):
