@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from megatron_mtp_patches.run_record.places import MEGATRON_BRIDGE
+from megatron_mtp_patches.doctor.places import MEGATRON_BRIDGE
 
 from tests.end_to_end.conftest import run_command
 from tests.warm.processes import run_ranks

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..catalog import SETTINGS
-from ..run_record.idle_settings import find_idle_settings
-from ..run_record.places import Places
+from .idle_settings import find_idle_settings
+from .places import Places
 
 _DECLARED = {setting.name: setting for setting in SETTINGS.values()}
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # what models of Hugging Face call their number

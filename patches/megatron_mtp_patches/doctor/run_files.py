@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..engine import UsageError
-from ..run_record.places import MEGATRON_BRIDGE, MS_SWIFT, sections_of
 from .configuration import Configuration, make_dtype, make_source, read_hugging_face_sizes
 from .launch_script import Command, read_commands
+from .places import MEGATRON_BRIDGE, MS_SWIFT, sections_of
 from .verl_configuration import read_roles
 
 _KINDS = (

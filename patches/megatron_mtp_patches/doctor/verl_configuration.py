@@ -7,8 +7,8 @@ from typing import Any
 
 from ..engine import UsageError
 from ..megatron_engine import ENGINE
-from ..run_record.places import VERL, sections_of
 from .configuration import Configuration, make_dtype, make_source, read_hugging_face_sizes
+from .places import VERL, sections_of
 
 _OVERRIDES = ("override_transformer_config", "override_mcore_model_config", "override_ddp_config")
 _PLACES = ("ray_kwargs", "ray_init", "runtime_env", "env_vars")  # of the variables of the workers

@@ -11,9 +11,9 @@ from typing import Any
 
 from megatron_overrides.model_chunks import as_list
 
+from ..doctor.idle_settings import find_idle_settings
+from ..doctor.places import MEGATRON, MEGATRON_BRIDGE, MS_SWIFT, VERL, Places, sections_of
 from ..engine.call import Call
-from .idle_settings import find_idle_settings
-from .places import MEGATRON, MEGATRON_BRIDGE, MS_SWIFT, VERL, Places, sections_of
 
 logger = logging.getLogger(__name__)
 

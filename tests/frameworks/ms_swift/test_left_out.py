@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from megatron_mtp_patches.catalog import SETTINGS
-from megatron_mtp_patches.run_record.places import MS_SWIFT
+from megatron_mtp_patches.doctor.places import MS_SWIFT
 
 from tests.conformance.inspection import choose_value
 from tests.end_to_end.conftest import run_command

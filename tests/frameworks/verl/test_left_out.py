@@ -4,7 +4,7 @@ import os
 from functools import partial
 
 import pytest
-from megatron_mtp_patches.run_record.places import VERL
+from megatron_mtp_patches.doctor.places import VERL
 
 from tests.end_to_end.conftest import run_command
 from tests.pages import read_by_bash, shown
