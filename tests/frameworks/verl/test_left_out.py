@@ -48,3 +48,8 @@ def test_a_patch_may_be_left_out_with_its_settings(train, patch, setting):
         home = VERL.home_of(setting)
         ended = train(f"-{patch}", f"+{SECTIONS[home]}.{home}.{setting}=1")
         assert ended.code == 1 and says_why(ended.output, patch, setting), ended.output[-3000:]
+
+
+def test_the_repairs_train_alone(train):
+    ended = train("repairs")
+    assert ended.code == 0 and "profile=repairs" in ended.output, ended.output[-3000:]
