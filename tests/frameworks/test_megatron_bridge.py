@@ -103,7 +103,6 @@ def test_training_goes_on_from_the_checkpoint(trained, resumed):
     assert "loaded checkpoint" in resumed[1]
 
 
-@pytest.mark.guards("keep-learning-rates-at-resume")
 def test_a_resume_with_other_rates_names_the_setting(folder, trained):
     settings = (*SETTINGS, "optimizer.mtp_lr=0.0625", "checkpoint.save=None")
     (ended,) = run_ranks(1, partial(run_command, "all", *words(folder, 6, settings)))
