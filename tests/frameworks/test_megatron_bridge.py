@@ -149,6 +149,18 @@ def test_the_saved_configuration_says_what_was_patched(folder, trained):
     assert saved["logger"]["megatron_mtp_patches"].startswith(f"{megatron_mtp_patches.__version__} skip-update-on-")
 
 
+def test_parity_reads_the_saved_configuration(folder, trained):
+    """It trains such a run in test_bridge_parity.py."""
+    import yaml
+    from megatron_mtp_patches.parity.cuts import list_cuts
+    from megatron_mtp_patches.parity.frameworks.megatron_bridge import BridgeRun
+
+    (file,) = folder.glob("checkpoints/iter_0000004/run_config.yaml")
+    small = BridgeRun(yaml.safe_load(file.read_text())).shrink("fp32")
+    assert [cut.name for cut in list_cuts(small, 2)] == ["DP2"]
+    assert {"dataset", "checkpoint"} <= {flag.name for flags in small.left_out.values() for flag in flags}
+
+
 READ = """
 import sys
 sys.path.insert(0, {stand_in!r})

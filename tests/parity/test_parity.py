@@ -134,12 +134,15 @@ def test_a_cut_that_does_not_train_is_not_said_to_be_equal():
 
 
 def test_each_file_is_a_run_or_is_refused(parity, tmp_path):
-    script, bridge = tmp_path / "run.sh", tmp_path / "run_config.yaml"
+    script, bridge, swift = (tmp_path / name for name in ("run.sh", "run_config.yaml", "args.json"))
     script.write_text(f"torchrun --nproc-per-node 8 train.py {DENSE}\n")
     bridge.write_text("model:\n  tensor_model_parallel_size: 2\n")
-    code, answer = parity(*OPTIONS, "--batch", str(bridge), str(script), str(tmp_path / "none.sh"))
-    refused, equal, absent = answer["runs"]
-    assert code == 2 and "another trainer's run" in refused["refused"] and "cannot be read" in absent["refused"]
+    swift.write_text('{"model": "here", "tensor_model_parallel_size": 2}')
+    files = (bridge, swift, script, tmp_path / "none.sh")
+    code, answer = parity(*OPTIONS, "--batch", *map(str, files))
+    missing, other, equal, absent = answer["runs"]
+    assert code == 2 and "Megatron-Bridge builds this run, and does not import" in missing["refused"]
+    assert "parity trains no runs of ms-swift" in other["refused"] and "cannot be read" in absent["refused"]
     assert (equal["run"], [cut["findings"] for cut in equal["cuts"]]) == (str(script), [[]])
 
 

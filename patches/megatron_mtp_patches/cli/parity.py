@@ -13,15 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..doctor.configuration import find_problems
 from ..doctor.launch_script import Command
 from ..doctor.run_files import read_runs
 from ..engine import UsageError
 from ..megatrons.installed import describe_megatron
 from ..parity.cuts import Cut, list_cuts
-from ..parity.processes import import_script, prepare
+from ..parity.frameworks import make_run
+from ..parity.processes import prepare
 from ..parity.report import write_report
 from ..parity.small import SmallRun, shrink
 from ..parity.study import MissingPackageError, Result, Study
+from ..parity.training import FrameworkRun
 from .console import make_printer
 from .parity_output import describe_study, show_result, show_run, show_summary
 
@@ -52,12 +55,16 @@ class Options(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A run to study: its name, its script and its flags; or why it cannot be studied."""
+    """A run to study: its name, its script and its flags, or a framework's; or why it cannot be studied.
+
+    `hints` say what keeps its settings of the patches from acting.
+    """
 
     name: str
-    script: str = ""
+    script: str | FrameworkRun = ""
     flags: tuple[str, ...] = ()
     refusal: str = ""
+    hints: tuple[str, ...] = ()
 
 
 def compare_cuts(words: list[str], options: Options) -> int:
@@ -74,9 +81,9 @@ def compare_cuts(words: list[str], options: Options) -> int:
 
 
 def compare_cuts_of_files(files: list[str], options: Options) -> int:
-    """Do the same for the run of each file that describes flags of Megatron-LM, with one import of Megatron.
+    """Do the same for the run of each file, with one import of Megatron.
 
-    A run that is refused, or has no such flags, is named; the code is 2 then, unless a cut differs.
+    A run that is refused, or is none that parity trains, is named; the code is 2 then, unless a cut differs.
     """
     return _study_all([run for file in files for run in _read_file(file, options.script)], options, is_batch=True)
 
@@ -87,12 +94,12 @@ def _read_file(file: str, script: str | None) -> Iterator[_Run]:
     except UsageError as error:
         yield _Run(file, refusal=str(error))
         return
-    for name, command in runs:
-        if not isinstance(command, Command):
-            yield _Run(name, refusal="parity trains by the scripts of Megatron-LM, and this is another trainer's run")
-            continue
+    for name, run in runs:
         try:
-            yield _Run(name, _find_script(command.script, command.flags, script), tuple(command.flags))
+            if isinstance(run, Command):
+                yield _Run(name, _find_script(run.script, run.flags, script), tuple(run.flags))
+            else:
+                yield _Run(name, make_run(run), hints=(*find_problems(run), *run.hints))
         except UsageError as error:
             yield _Run(name, refusal=str(error))
 
@@ -123,18 +130,22 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
     if options.save and not Path(options.save).absolute().parent.is_dir():
         raise UsageError(f"--save {options.save}: there is no such folder")
     os.environ["MEGATRON_MTP_PATCHES_DEFECTS"] = "off"  # the line of known defects; this command says them
-    scripts: set[str] = set()
-    codes, answers = [], []
+    imported: set[str] = set()
+    codes: list[int] = []
+    answers: list[dict[str, Any]] = []
     for run in runs:
         if run.name:
             show(f"\n{run.name}", style="bold")
         try:
             if run.refusal:
                 raise UsageError(run.refusal)
-            if run.script not in scripts:
+            for hint in run.hints:
+                show(hint, style="yellow")
+            trainer = run.script if isinstance(run.script, str) else run.script.trainer
+            if trainer not in imported:
                 with _quiet():
-                    (import_script if scripts else prepare)(run.script)
-                scripts.add(run.script)
+                    prepare(run.script)
+                imported.add(trainer)
             study, results = _study(run, options, show, start)
         except (MissingPackageError, UsageError) as error:
             if not is_batch:
@@ -143,7 +154,7 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
             answers.append({"run": run.name, "refused": str(error)})
             codes.append(error.exit_code)
         else:
-            answers.append({"run": run.name, **describe_study(study, results)})
+            answers.append({"run": run.name, "hints": list(run.hints), **describe_study(study, results)})
             codes.append(_exit_code(results))
     order = (STAYS, GOES_AWAY, UsageError.exit_code, MissingPackageError.exit_code)
     code = next((one for one in order if one in codes), 0)
@@ -155,7 +166,8 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
 
 def _study(run: _Run, options: Options, show: Callable[..., None], start: float) -> tuple[Study, list[Result]]:
     with _quiet():
-        small = shrink(list(run.flags), options.dtype)
+        script, dtype = run.script, options.dtype
+        small = shrink(list(run.flags), dtype) if isinstance(script, str) else script.shrink(dtype)
     cuts = _choose_cuts(small, options)
     show_run(show, run.script, small, options.data, options.ranks)
     study = Study(run.script, small, options.data)
@@ -174,7 +186,7 @@ def _study(run: _Run, options: Options, show: Callable[..., None], start: float)
     if not any(one.verdict for one in results):
         raise UsageError(f"none of its cuts trains: {', '.join(one.cut.name for one in results)}")
     show_summary(show, results, time.monotonic() - start)
-    if options.save:
+    if options.save and isinstance(run.script, str):
         show(write_report(Path(options.save), run.script, study, results))
     return study, results
 

@@ -11,13 +11,19 @@ from ..megatrons.installed import describe_megatron
 from ..parity.comparison import HIDDEN
 from ..parity.small import SmallRun
 from ..parity.study import Explanation, Result, Study, applied_patches
+from ..parity.training import FrameworkRun
 
 SHOWN = 4  # deviations of a cut
 Show = Callable[..., None]
 
 
-def show_run(show: Show, script: str, small: SmallRun, data: str, ranks: int) -> None:
-    show(f"{describe_megatron()}, {describe_patches()}; {script} in a rehearsal on the CPU, fused attention in float32")
+def show_run(show: Show, script: str | FrameworkRun, small: SmallRun, data: str, ranks: int) -> None:
+    trainer = script if isinstance(script, str) else script.trainer
+    show(
+        f"{describe_megatron()}, {describe_patches()}; {trainer} in a rehearsal on the CPU, fused attention in float32"
+    )
+    if not isinstance(script, str):
+        show(f"not compared: {script.not_covered}")
     if applied_patches():
         show("MEGATRON_MTP_PATCHES=none compares Megatron as it is")
     for reason, flags in small.left_out.items():

@@ -29,6 +29,7 @@ class Configuration(NamedTuple):
         hints: what else keeps the settings of the patches from acting.
         patches: which patches it chooses, as in MEGATRON_MTP_PATCHES; '' where it chooses none.
         notes: what is not known of the run.
+        content: what Megatron-Bridge or verl makes the run of, as it stands in the file; of verl with its `role`.
     """
 
     sources: list[SimpleNamespace]
@@ -39,6 +40,7 @@ class Configuration(NamedTuple):
     hints: tuple[str, ...] = ()
     patches: str = ""
     notes: tuple[str, ...] = ()
+    content: dict[str, Any] = {}
 
 
 def make_source(section: Mapping[Any, Any]) -> SimpleNamespace:

@@ -77,7 +77,7 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         sources = [*map(make_source, read), SimpleNamespace(is_of_megatron_bridge=True)]
         has_heads = any(getattr(source, "mtp_num_layers", None) for source in sources)
         untrained = "" if has_heads else "model.mtp_num_layers is not set, so the model has no MTP heads"
-        return [(str(file), Configuration(sources, sections, MEGATRON_BRIDGE, untrained))]
+        return [(str(file), Configuration(sources, sections, MEGATRON_BRIDGE, untrained, content=content))]
     raise UsageError(f"it has neither {_KINDS}")
 
 

@@ -31,7 +31,10 @@ def read_roles(content: dict[str, Any]) -> dict[str, Configuration]:
             f"verl trains this by {', '.join(sorted(strategies))}, not by Megatron: compose it with "
             f"model_engine=megatron"
         )
-    return {role: _read_role(section, content) for role, section in trained.items()}
+    return {
+        role: _read_role(section, content)._replace(content={**content, "role": role})
+        for role, section in trained.items()
+    }
 
 
 def _has_critic(content: dict[str, Any]) -> bool:

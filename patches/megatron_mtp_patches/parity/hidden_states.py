@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .gradients import Parts
+from .small import BATCH, LENGTH
 
 Place = tuple[tuple[int, int], tuple[torch.Tensor, slice]]  # the whole shape, and the index of a part
 
@@ -66,12 +67,12 @@ class _Recorder:
 
     def end_part(self, name: str, part: Any, values: Any, returned: Any) -> None:
         from megatron.core import parallel_state as ranks
-        from megatron.core.num_microbatches_calculator import get_num_microbatches
 
         state = returned[0] if isinstance(returned, tuple) else returned
-        microbatches, pieces = get_num_microbatches(), ranks.get_context_parallel_world_size()
+        replicas, pieces = ranks.get_data_parallel_world_size(), ranks.get_context_parallel_world_size()
+        microbatches = BATCH // replicas  # of one sample
         step, microbatch = divmod(self.microbatch, microbatches)
-        sample = 1 + microbatch * ranks.get_data_parallel_world_size() + ranks.get_data_parallel_rank()
+        sample = 1 + microbatch * replicas + ranks.get_data_parallel_rank()
         key, place = f"{name}, sample {sample}", _place(state)
         states, gradients = (each.setdefault(step + 1, {}) for each in (self.hidden.states, self.hidden.gradients))
         if key in states or self.is_packed or place is None:
@@ -97,15 +98,13 @@ def _place(state: torch.Tensor) -> Place | None:
     None where it is as long as no part that Megatron makes.
     """
     from megatron.core import parallel_state as ranks
-    from megatron.training import get_args
 
-    length = get_args().seq_length
     rank, pieces = ranks.get_context_parallel_rank(), ranks.get_context_parallel_world_size()
-    whole = torch.arange(length)
+    whole = torch.arange(LENGTH)
     chunks = whole.chunk(2 * pieces)
     context_positions = torch.cat([chunks[rank], chunks[2 * pieces - 1 - rank]]) if pieces > 1 else whole
     tensor_rank, tensor_ranks = ranks.get_tensor_model_parallel_rank(), ranks.get_tensor_model_parallel_world_size()
     for positions in (context_positions, context_positions.chunk(tensor_ranks)[tensor_rank], whole):
         if len(positions) == len(state):
-            return (length, state.shape[-1]), (positions, slice(None))
+            return (LENGTH, state.shape[-1]), (positions, slice(None))
     return None

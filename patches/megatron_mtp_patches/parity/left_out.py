@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+NEEDS_GPU = "it needs a GPU"
 EVEN_LAYERS = "the small run divides its layers evenly"
+OWN_LENGTH = "the small run has its own length and rates"
 OWN_DATA, CHANGES_NOTHING = "the small run has its own weights and data", "it changes no number"
 UNREAD = {OWN_DATA, CHANGES_NOTHING}  # reasons of flags that need not be valid
 _PATTERNS = {
-    "it needs a GPU": """
+    NEEDS_GPU: """
         fp8-* fp4-* disable-fp8-* keep-fp8-* enable-cuda-graph external-cuda-graph optimizer-cuda-graph cuda-graph-*
         use-flash-attn tp-comm-* disable-tp-comm-* te-precision-config-file te-rng-tracker
         use-transformer-engine-op-fuser use-nccl-ub use-sharp sharp-enabled-group nccl-* high-priority-*
@@ -33,7 +35,7 @@ _PATTERNS = {
         dataloader-defer-* num-dataset-* no-mmap-* disable-use-tokenizer-* phase-transition-iterations
         fim-*
     """,
-    "the small run has its own length and rates": """
+    OWN_LENGTH: """
         train-iters train-samples lr lr-* min-lr weight-decay start-weight-decay end-weight-decay
         weight-decay-incr-style decoupled-* warmup override-opt* use-checkpoint-opt* adam-* micro-batch-size
         global-batch-size rampup-batch-size step-batch-size-* decrease-batch-size-* exit-* eval-* start-eval-* save-*

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pickle
 import runpy
@@ -15,7 +16,7 @@ import megatron_mtp_patches
 
 from ..engine import PatchError
 from ..rehearsal.ranks import has_lost_another, run_ranks
-from .training import Job, Record, train
+from .training import FrameworkRun, Job, Record, train
 
 LIMIT = 300.0  # seconds; only for what hangs
 MOST_RANKS = 8
@@ -29,12 +30,27 @@ class Failed(NamedTuple):
     error: str
 
 
-def prepare(script: str) -> None:
-    """Import torch, Megatron's trainer and a script, in a rehearsal.
+def prepare(script: str | FrameworkRun) -> None:
+    """Import torch, and Megatron's trainer with a script, or a framework, in a rehearsal, so that no rank needs to.
+
+    It may be called again for another one.
 
     Raises:
-        PatchError: Megatron has no trainer, or the script cannot be imported.
+        PatchError: Megatron has no trainer, or the script or framework cannot be imported.
     """
+    _start_rehearsal()
+    if isinstance(script, str):
+        sys.path[0] = str(Path(script).resolve().parent)
+        _import_megatron_trainer()
+        _import_script(script)
+    else:
+        _hide_kernels_from_transformers()
+        script.import_trainer()
+    megatron_mtp_patches.record()  # reads the sources of Megatron here, not in each fork: 0.3 CPU-seconds
+
+
+@functools.cache
+def _start_rehearsal() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(MOST_RANKS), "RANK": "0"}
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -53,27 +69,39 @@ def prepare(script: str) -> None:
         from ..rehearsal.transformer_engine import float32_attention
 
         float32_attention.allow()
-    sys.path[0] = str(Path(script).resolve().parent)
+
+
+@functools.cache
+def _import_megatron_trainer() -> None:
     try:
         from megatron.training.arguments import add_megatron_arguments
     except ImportError as error:
         raise PatchError(f"parity needs Megatron-LM's trainer: {error}") from error
     remember_docstrings()
     add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    import_script(script)
-    megatron_mtp_patches.record()  # reads the sources of Megatron here, not in each fork: 0.3 CPU-seconds
 
 
-def import_script(script: str) -> None:
-    """Import what a training script imports, so that its ranks need not.
-
-    Raises:
-        PatchError: the script cannot be imported.
-    """
+def _import_script(script: str) -> None:
+    """Import what a training script imports, so that its ranks need not."""
     try:
         runpy.run_path(script, run_name="script_of_parity")
     except Exception as error:
         raise PatchError(f"{script} does not import: {type(error).__name__}: {error}") from error
+
+
+def _hide_kernels_from_transformers() -> None:
+    """Have transformers remember that there are no kernels: it imports more of them than stand-ins have."""
+    try:
+        from transformers.utils import import_utils
+    except ImportError:
+        return
+    libraries = ("causal_conv1d", "fla", "mamba_ssm")
+    stand_ins = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in libraries}
+    for name in stand_ins:
+        del sys.modules[name]
+    for library in ("causal_conv1d", "flash_linear_attention", "mamba_ssm", "mamba_2_ssm"):
+        getattr(import_utils, f"is_{library}_available")()
+    sys.modules.update(stand_ins)
 
 
 def remember_docstrings() -> None:

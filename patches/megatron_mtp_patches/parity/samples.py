@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from .small import LENGTH, VOCABULARY
 
 UNEVEN, WHOLE = "uneven", "whole"
 SEQUENCES = 3  # in a packed sample
@@ -74,3 +77,9 @@ class Samples(torch.utils.data.Dataset):
             else:
                 mask[:cut] = 0
         return mask
+
+
+def plain_samples(count: int, kind: str) -> Samples:
+    """Samples of one sequence each, for trainers without Megatron's arguments."""
+    off = ("create_attention_mask_in_dataloader", "reset_position_ids", "reset_attention_mask", "sft")
+    return Samples(count, SimpleNamespace(seq_length=LENGTH, **dict.fromkeys(off, False)), kind, VOCABULARY - 1)

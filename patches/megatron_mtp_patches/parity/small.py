@@ -6,6 +6,7 @@ import argparse
 import re
 from typing import Any, NamedTuple
 
+from ..doctor.findings import RunSettings
 from ..engine import UsageError
 from .flags import Flag, read_settings, split
 from .left_out import UNREAD, reason_to_leave_out
@@ -13,13 +14,15 @@ from .left_out import UNREAD, reason_to_leave_out
 VOCABULARY = 96  # padded; divisible by 8 times the ranks of any cut
 LENGTH = 32  # tokens of a sample
 BATCH = 4  # samples of a step
-# Two steps of few samples, an update that is nearly linear in the gradient, and no files.
+# An update that is nearly linear in the gradient, and nothing random.
+_UPDATES = (
+    "--weight-decay 0.01 --adam-eps 1.0 --adam-beta1 0.5 --adam-beta2 0.9 --attention-dropout 0 --hidden-dropout 0"
+)
+# Two steps of few samples, and no files.
 _TRAINER = f"""
-    --train-iters 2 --micro-batch-size 1 --global-batch-size {BATCH} --lr-decay-style constant
-    --weight-decay 0.01 --adam-eps 1.0 --adam-beta1 0.5 --adam-beta2 0.9 --log-interval 1 --eval-interval 1000
-    --eval-iters 0 --mock-data --split 100,0,0 --tokenizer-type NullTokenizer --vocab-size {VOCABULARY - 1}
-    --make-vocab-size-divisible-by 8 --attention-dropout 0 --hidden-dropout 0 --no-check-for-nan-in-loss-and-grad
-    --num-workers 0
+    --train-iters 2 --micro-batch-size 1 --global-batch-size {BATCH} --lr-decay-style constant --log-interval 1
+    --eval-interval 1000 --eval-iters 0 --mock-data --split 100,0,0 --tokenizer-type NullTokenizer
+    --vocab-size {VOCABULARY - 1} --make-vocab-size-divisible-by 8 --no-check-for-nan-in-loss-and-grad --num-workers 0
 """
 
 
@@ -30,14 +33,15 @@ class SmallRun(NamedTuple):
         flags: those of the user that are left, with those that were changed or added.
         left_out: the user's flags that it does not have, by the reason.
         changed: the flags with another value than the user's, or that he did not give.
-        settings: those of the user, as Megatron's parser reads them, without files and what changes no number.
+        settings: those of the user, as Megatron's parser reads them, without files and what changes no number; or those
+            of a framework, by the same names.
         dtype: "fp32" or "bf16".
     """
 
     flags: list[Flag]
     left_out: dict[str, list[Flag]]
     changed: list[Flag]
-    settings: argparse.Namespace
+    settings: argparse.Namespace | RunSettings
     dtype: str
 
 
@@ -48,13 +52,18 @@ def shrink(words: list[str], dtype: str) -> SmallRun:
         left_out.setdefault(reason_to_leave_out(flag.name.removeprefix("--"), dtype), []).append(flag)
     settings = read_settings(flag for reason, flags in left_out.items() if reason not in UNREAD for flag in flags)
     kept = left_out.pop("", [])
-    changed = split((_describe_sizes(settings) + _describe_rates(settings) + _TRAINER).split())
+    changed = [*small_values(settings), *split(_TRAINER.split())]
     if dtype == "bf16" and not settings.bf16:
         changed.append(Flag("--bf16"))
     names = {flag.name for flag in changed}
     dropped = {why: [flag for flag in flags if flag.name not in names] for why, flags in left_out.items()}
     left_out = {why: flags for why, flags in dropped.items() if flags}
     return SmallRun([flag for flag in kept if flag.name not in names] + changed, left_out, changed, settings, dtype)
+
+
+def small_values(settings: Any) -> list[Flag]:
+    """The flags of small sizes and of updates that a run with these settings has, whoever trains it."""
+    return split((_describe_sizes(settings) + _describe_rates(settings) + _UPDATES).split())
 
 
 def _describe_sizes(settings: Any) -> str:

@@ -19,7 +19,7 @@ from .explanations import WRONG_LOG, known_explanations
 from .flags import Flag
 from .processes import Failed
 from .small import SmallRun
-from .training import Record
+from .training import FrameworkRun, Record
 from .trainings import TrainingError, Trainings, judge_cut
 from .verdict import Verdict
 
@@ -94,7 +94,7 @@ class Study:
     """The comparisons of one small run, with the patches of this process.
 
     Args:
-        script: the file that a user starts.
+        script: the file that a user starts, or the run of a framework.
         small: its run.
         data: the kind of samples.
 
@@ -103,7 +103,7 @@ class Study:
         UsageError: Megatron refuses the run on one rank, or it fails.
     """
 
-    def __init__(self, script: str, small: SmallRun, data: str) -> None:
+    def __init__(self, script: str | FrameworkRun, small: SmallRun, data: str) -> None:
         self.small, self.data = small, data
         self.applied = applied_patches()
         self.all_are_applied = len(self.applied) == len(status())

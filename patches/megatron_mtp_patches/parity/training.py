@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
@@ -21,7 +21,7 @@ from . import weights
 from .gradients import Parts, collect_buffers, collect_gradients, collect_weights
 from .hidden_states import HiddenStates
 from .samples import Samples
-from .small import VOCABULARY
+from .small import VOCABULARY, SmallRun
 
 MODELS = (
     "megatron.core.models.gpt.gpt_model:GPTModel",
@@ -34,11 +34,30 @@ _PAIR = re.compile(r"\| *([^|:]+): +([-+\d.naifE]+)")
 _OF_THE_MACHINE = re.compile(r"time|throughput|learning|consumed|memory|size|number of|per day|TFLOP|tokens/s")
 
 
+class FrameworkRun(Protocol):
+    """A run that a framework trains by its own loop."""
+
+    trainer: str
+    """What trains it, as it is printed."""
+
+    not_covered: str
+    """What of such runs parity does not compare, as a clause."""
+
+    def import_trainer(self) -> None:
+        """Import the framework. Raises MissingPackageError where it does not import."""
+
+    def shrink(self, dtype: str) -> SmallRun:
+        """Make the run small. Raises UsageError where parity cannot train it."""
+
+    def train(self, job: Job, record: Record, state: Placement) -> None:
+        """Train as this rank with the flags of the job, and leave its numbers in `record`."""
+
+
 class Job(NamedTuple):
     """A training.
 
     Attributes:
-        script: the file that a user starts, as pretrain_gpt.py.
+        script: the file that a user starts, as pretrain_gpt.py; or the run of a framework.
         flags: its arguments.
         ranks: how many there are.
         data: the kind of samples.
@@ -47,7 +66,7 @@ class Job(NamedTuple):
         patches: which patches are applied, as in MEGATRON_MTP_PATCHES; None for those of this process.
     """
 
-    script: str
+    script: str | FrameworkRun
     flags: tuple[str, ...]
     ranks: int
     data: str = "uneven"
@@ -98,15 +117,25 @@ class Record:
 def train(job: Job) -> Record:
     """Train as this rank."""
     record = Record()
-    argparse.ArgumentParser.error = _refuse  # type: ignore[assignment,method-assign]
-    sys.argv = [job.script, *job.flags]
     state = _prepare_models(job, record)
-    _give_samples(job)
-    _record_steps(record, state)
-    runpy.run_path(job.script, run_name="__main__")
-    if not record.norms:
-        raise UsageError(f"{job.script} has ended without a step of Megatron's pretrain()")
+    if isinstance(job.script, str):
+        _train_script(job.script, job, record, state)
+    else:
+        job.script.train(job, record, state)
     return record
+
+
+def _train_script(script: str, job: Job, record: Record, state: Placement) -> None:
+    from megatron.training import training
+
+    argparse.ArgumentParser.error = _refuse  # type: ignore[assignment,method-assign]
+    sys.argv = [script, *job.flags]
+    _give_samples(job)
+    _record_optimizer(training, record, state)
+    record_log(training, training, record)
+    runpy.run_path(script, run_name="__main__")
+    if not record.norms:
+        raise UsageError(f"{script} has ended without a step of Megatron's pretrain()")
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -162,12 +191,13 @@ def _give_samples(job: Job) -> None:
     training.build_train_valid_test_data_iterators = lambda _: build(provide)
 
 
-def _record_steps(record: Record, state: Placement) -> None:
-    """Have the trainer's own functions leave their numbers in `record`."""
-    from megatron.training import training
+def record_log(calling: Any, printing: Any, record: Record) -> None:
+    """Have a trainer's `training_log` leave its numbers in `record`.
 
-    _record_optimizer(training, record, state)
-    log = training.training_log
+    Args:
+        calling, printing: the modules in which `training_log` is called and `print_rank_last` is.
+    """
+    log = calling.training_log
 
     @functools.wraps(log)
     def log_and_record(losses: dict[str, Any], *values: Any, **named: Any) -> Any:
@@ -177,8 +207,8 @@ def _record_steps(record: Record, state: Placement) -> None:
         record.norms.append(None if values[6] is None else float(values[6]))  # grad_norm
         return log(losses, *values, **named)
 
-    training.training_log = log_and_record
-    show = training.print_rank_last
+    calling.training_log = log_and_record
+    show = printing.print_rank_last
 
     def show_and_record(text: str) -> None:
         if line := _LINE.search(text):
@@ -188,7 +218,7 @@ def _record_steps(record: Record, state: Placement) -> None:
             )
         show(text)
 
-    training.print_rank_last = show_and_record
+    printing.print_rank_last = show_and_record
 
 
 def _plain_arguments() -> dict[str, Any]:
@@ -205,16 +235,21 @@ def _record_optimizer(training: Any, record: Record, state: Placement) -> None:
     def set_up_and_record(*values: Any, **named: Any) -> Any:
         model, optimizer, *rest = set_up(*values, **named)
         record.arguments = _plain_arguments()
-        step = optimizer.step
-
-        def step_and_record() -> Any:
-            record.gradients.append(collect_gradients(model, optimizer, state.shards))
-            record.weights.append(collect_weights(optimizer, state.shards))
-            result = step()
-            record.buffers.append(collect_buffers(state.buffers))
-            return result
-
-        optimizer.step = step_and_record
+        record_updates(model, optimizer, record, state)
         return model, optimizer, *rest
 
     training.setup_model_and_optimizer = set_up_and_record
+
+
+def record_updates(model: list[Any], optimizer: Any, record: Record, state: Placement) -> None:
+    """Have each step of an optimizer leave the gradients, weights and buffers of this rank in `record`."""
+    step = optimizer.step
+
+    def step_and_record() -> Any:
+        record.gradients.append(collect_gradients(model, optimizer, state.shards))
+        record.weights.append(collect_weights(optimizer, state.shards))
+        result = step()
+        record.buffers.append(collect_buffers(state.buffers))
+        return result
+
+    optimizer.step = step_and_record

@@ -10,7 +10,7 @@ from ..doctor.findings import RunSettings
 from .comparison import compare
 from .flags import Flag, join
 from .processes import Failed, run
-from .training import Job, Record
+from .training import FrameworkRun, Job, Record
 from .verdict import STEP, Tolerance, Verdict, judge
 
 DRAWS = 5  # of weights, until no small change of them makes a large change of the gradients
@@ -39,7 +39,7 @@ class Trainings:
     """Trains with the same script, samples and random weights.
 
     Args:
-        script: the file that a user starts.
+        script: the file that a user starts, or the run of a framework.
         flags: of the run on one rank.
         data: the kind of samples.
 
@@ -47,7 +47,7 @@ class Trainings:
         TrainingError: it does not train.
     """
 
-    def __init__(self, script: str, flags: Flags, data: str) -> None:
+    def __init__(self, script: str | FrameworkRun, flags: Flags, data: str) -> None:
         self.script, self.data = script, data
         self.draw = 0  # which random weights
         self.reference = self._measure(flags)
