@@ -78,37 +78,13 @@ def test_a_run_of_bridge_is_repaired_of_what_only_two_trainers_are(doctor_of_fil
 
 def test_many_configurations_are_read_without_megatron_s_trainer(command, tmp_path, monkeypatch):
     """Its import is most of the time; only flags need it."""
-    monkeypatch.setattr(importlib.import_module("megatron_mtp_patches.cli.doctor"), "import_targets", None)
+    monkeypatch.setattr(importlib.import_module("megatron_mtp_patches.cli.doctor_setup"), "import_targets", None)
     folders = [tmp_path / str(number) for number in range(5)]
     for folder in folders:
         folder.mkdir()
         (folder / "run_config.yaml").write_text("model: {mtp_num_layers: 1, context_parallel_size: 2}\noptimizer: {}\n")
     done = command("doctor", "--batch", *(str(folder / "run_config.yaml") for folder in folders))
     assert done.code in (0, 1) and "Runs: 5;" in done.out and done.out.count("ML-7513b") == 5
-
-
-@pytest.mark.parametrize(
-    "text, hint",
-    [
-        ("optimizer: {mtp_clip_grad: 0.1}\nmodel: {mtp_init: random, mtp_detach_heads: true, mtp_num_layers: 1}\n", ""),
-        ("model: {transformer: {mtp_detach_heads: true, mtp_num_layers: 1}}\n", ""),
-        ("model: {mtp_detach_heads: false, mtp_logits_chunk_size: 0}\noptimizer: {mtp_clip_grad: null}\n", ""),
-        (
-            "model: {}\noptimizer: {mtp_loss_type: kl}\n",
-            "optimizer.mtp_loss_type is not read there: it belongs in model",
-        ),
-        ("model: {detach_mtp_heads: true}\n", "model.detach_mtp_heads: did you mean model.mtp_detach_heads?"),
-        ("model: {}\ntrain: {grad_norm_skip_threshold: 3.0}\n", "train.grad_norm_skip_threshold is not read there: "),
-        ("model: {}\nmtp_detach_heads: true\n", "mtp_detach_heads is not read there: it belongs in model"),
-        ("model: {mtp_clip_grad: 0.1}\n", "model.mtp_clip_grad is not read there: it belongs in optimizer"),
-        ("model: {}\noptimizer: {mtp_lr: 0.1}\n", "mtp_lr: no effect, because model.mtp_num_layers is not set"),
-        ("model: {mtp_num_layers: 1}\noptimizer: {mtp_clip_grad: 0.1}\n", "(OptimizerConfig.mtp_clip_grad) needs "),
-    ],
-)
-def test_settings_that_do_not_act_in_bridge_end_with_2(doctor_of_file, text, hint):
-    done = doctor_of_file(text, name="run_config.yaml")
-    assert done.code == (2 if hint else 0) and hint in done.out, done.out
-    assert ("did you mean" in done.out or "not read there" in done.out or "mtp_" in done.out) is bool(hint)
 
 
 ACTOR = """
@@ -141,24 +117,6 @@ def test_the_actor_and_the_critic_of_verl(diagnose):
 )
 def test_the_critic_of_verl_is_a_run_where_verl_trains_it(diagnose, critic, roles):
     assert list(diagnose(verl_yaml=ACTOR + critic)) == [f"verl.yaml {role}" for role in roles]
-
-
-def test_what_keeps_the_settings_of_verl_from_acting_is_named(doctor_of_file):
-    variables = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {VERL_USE_EXTERNAL_MODULES: %s}}}}\n"
-    told = doctor_of_file(ACTOR, name="verl.yaml").out
-    meant = "override_transformer_config.mtp_detach_heads"
-    assert f"override_transformer_config.mtp_detach_head: did you mean {meant}?\n" in told
-    home = "override_optimizer_config"
-    assert f"override_transformer_config.mtp_clip_grad is not read there: it belongs in {home}\n" in told
-    variable = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES=megatron_mtp_patches"
-    assert f"the workers import the patches only where zero-touch is enabled: set {variable}\n" in told
-    chosen = variables % '"mine,megatron_mtp_patches"'
-    assert "the workers import" not in doctor_of_file(ACTOR + chosen, name="verl.yaml").out
-
-
-def test_a_setting_that_ms_swift_would_not_read_is_named(doctor_of_file):
-    text = '{"model": "x", "tensor_model_parallel_size": 1, "mtp_clip_grads": 0.1}'
-    assert "mtp_clip_grads: did you mean mtp_clip_grad?\n" in doctor_of_file(text, name="args.json").out
 
 
 def test_the_arguments_of_ms_swift(diagnose):
@@ -204,12 +162,12 @@ def test_what_megatron_refuses_is_said_and_the_others_are_diagnosed(diagnose):
 
 
 def test_what_no_patch_removes_ends_with_1_from_severity_3_on(doctor_of_file, monkeypatch):
-    from megatron_mtp_patches.cli import doctor
+    from megatron_mtp_patches.cli import doctor_of_files
     from megatron_mtp_patches.doctor.findings import Finding
 
     for severity in (2, 3):
         finding = Finding("ML-1", "It fails", "crash", severity, "read", "", "0.18.2", None, False, "no patch")
-        monkeypatch.setattr(doctor, "find_defects", lambda settings, finding=finding: [finding])
+        monkeypatch.setattr(doctor_of_files, "find_defects", lambda settings, finding=finding: [finding])
         done = doctor_of_file(SMALL)
         assert done.code == (severity >= 3)
         severe = int(severity >= 3)
@@ -262,44 +220,6 @@ def test_the_patches_are_those_that_verl_s_workers_get(doctor_of_file):
         assert f"override_transformer_config.mtp_detach_heads does not act: {reason}" in told.out
     wrong = ask(", MEGATRON_MTP_PATCHES: exempt-muons")
     assert wrong.code == 2 and "unknown patch 'exempt-muons'" in wrong.out
-
-
-@pytest.mark.parametrize(
-    "place, hint",
-    [
-        ("megatron: {mtp_detach_heads: true}", "megatron.mtp_detach_heads is not read there"),
-        ("optim: {grad_norm_skip_threshold: 2.0}", "optim.grad_norm_skip_threshold is not read there"),
-        (
-            "megatron: {override_transformer_config: {mtp-detach-heads: true}}",
-            "did you mean override_transformer_config.",
-        ),
-        ("optim: {override_optimizer_config: {mtp_lr: 1.0}}", "mtp_lr: no effect, because mtp.enable is not true"),
-        ("megatron: {override_transformer_config: {mtp_loss_type: tvd}}", "must be one of"),
-        ("optim: {override_optimizer_config: {grad_norm_skip_threshold: 0.0}}", "would skip every update"),
-    ],
-)
-def test_what_verl_would_not_read_or_megatron_refuse_ends_with_2(doctor_of_file, place, hint):
-    text = f"actor_rollout_ref: {{actor: {{strategy: megatron, {place}}}}}\n"
-    done = doctor_of_file(text + VARIABLES % "", name="verl.yaml")
-    assert done.code == 2 and hint in done.out
-
-
-HEADS = "  model: {mtp: {enable: true, enable_train: %s}}\n"
-
-
-@pytest.mark.parametrize(
-    "is_trained, hint",
-    [
-        ("true", "disable_mtp_loss is refused with mtp.enable_train=true"),
-        ("false", "\nmtp_clip_grad, mtp_detach_heads: no effect, because mtp.enable_train is not true, "),
-    ],
-)
-def test_which_settings_act_on_heads_that_verl_does_not_train(doctor_of_file, is_trained, hint):
-    model = "megatron: {override_transformer_config: {mtp_detach_heads: true, disable_mtp_loss: true}}"
-    optimizer = "optim: {override_optimizer_config: {mtp_clip_grad: 0.1}}"
-    text = f"actor_rollout_ref:\n  actor: {{strategy: megatron, {model}, {optimizer}}}\n{HEADS % is_trained}"
-    done = doctor_of_file(text + VARIABLES % "", name="verl.yaml")
-    assert done.code == 2 and hint in done.out and done.err == "", done
 
 
 def test_experts_and_heads_of_verl_are_those_of_the_model_of_hugging_face(diagnose, doctor_of_file, tmp_path):

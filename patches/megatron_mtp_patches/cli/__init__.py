@@ -265,7 +265,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.batch:
         if "--" in arguments.words:
             raise UsageError("give --batch or -- FLAGS, not both: a file has the flags of its own run")
-        from .doctor import diagnose_files
+        from .doctor_of_files import diagnose_files
 
         return diagnose_files(arguments.batch, arguments.world_size, arguments.te, arguments.json)
     if "--" not in arguments.words:

@@ -1,63 +1,16 @@
-"""`doctor -- FLAGS` and `doctor --batch FILES`: which known defects affect a run, or each of many."""
+"""`doctor -- FLAGS`: which known defects affect a run."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
-import io
 import json
-import logging
-import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
-from importlib import import_module
-from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
+from dataclasses import asdict
 
-from .. import apply, rehearsal, revert
-from ..doctor import start_line
-from ..doctor.configuration import Configuration, find_problems
-from ..doctor.findings import Finding, RunSettings, check_version, find_defects
+from ..doctor.findings import Finding, RunSettings, find_defects
 from ..doctor.flags import CommandLine, read, refusals
-from ..doctor.launch_script import Command
-from ..doctor.run_files import read_runs
-from ..engine import PatchError, UsageError
-from ..engine.source import find_file
-from ..megatrons.installed import MEGATRON, describe_megatron, find_releases, find_transformer_engine, import_targets
+from ..engine import UsageError
+from ..megatrons.installed import describe_megatron
 from .console import make_printer
-from .zero_touch import VARIABLE, is_enabled
-
-FAILS_FROM = 3  # the severity of a defect from which on the command ends with 1
-
-
-class Diagnosis(NamedTuple):
-    """The diagnosis of a run in a file: the reason why it is refused, or else its defects.
-
-    Attributes:
-        run: its name, after the file.
-        unusable: why the file has no run.
-        refusal: why Megatron refuses the flags, or why the patches that the file chooses cannot be applied.
-        hints: the flags that Megatron does not know, what may be meant, what the file leaves open, and what keeps
-            settings of the patches from acting.
-        has_idle_settings: a flag that Megatron does not know resembles one of its own, or something keeps settings of
-            the patches in a configuration from acting.
-        may_lack_patches: nothing shows that the run has the patches, so no finding counts as removed.
-        world_size: the number of ranks for which the defects were looked for; None where a configuration has none.
-        is_sized: the command line or the file says so; else it is the smallest that fits.
-    """
-
-    run: str
-    unusable: str = ""
-    refusal: str = ""
-    hints: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    has_idle_settings: bool = False
-    may_lack_patches: bool = False
-    world_size: int | None = None
-    is_sized: bool = True
+from .doctor_setup import exit_code, import_trainer, prepare, show_findings, silence
 
 
 def diagnose_flags(words: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
@@ -77,9 +30,9 @@ def diagnose_flags(words: list[str], world_size: int | None, transformer_engine:
     """
     if {"--help", "-h"}.intersection(words):
         raise UsageError("Megatron's own flags are listed by your training script with --help")
-    version, is_known = _prepare(world_size, transformer_engine)
-    _import_trainer(version)
-    with _silence():
+    version, is_known = prepare(world_size, transformer_engine)
+    import_trainer(version)
+    with silence():
         line = read([word for word in words if word != "--"], world_size)
     with refusals():
         findings = list(find_defects(RunSettings(line.sources, version)))
@@ -100,201 +53,7 @@ def diagnose_flags(words: list[str], world_size: int | None, transformer_engine:
     else:
         origin = "" if is_known else " (not installed; this release was made for it)"
         _show_flags(line, findings, f"TransformerEngine {version}{origin}" if version else "no TransformerEngine")
-    return _exit_code(findings, line.unknown.similar)
-
-
-def diagnose_files(files: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
-    """Print the defects that affect the run of each file, with one import of Megatron, or none if no run has flags.
-
-    `run_files.py` says which files these are. Returns 1 if the patches leave a defect of severity 3 or more, or if
-    nothing shows that a run with one has the patches; else 2 if a run is refused, a file has none or has settings that
-    do not act; else 0.
-
-    Raises:
-        PatchError: Megatron is not installed.
-        UsageError: `transformer_engine` is not a version, no run has so many ranks, or Megatron's trainer is missing.
-    """
-    version, _ = _prepare(world_size, transformer_engine)
-    runs = [run for file in files for run in _read_file(Path(file))]
-    if any(isinstance(run, Command) for _, _, run in runs):
-        _import_trainer(version)
-    diagnoses = [_diagnose_run(*run, world_size, version) for run in runs]
-    if as_json:
-        rows = [
-            {
-                "file": one.run,
-                "unusable": one.unusable,
-                "refused": one.refusal,
-                "world_size": one.world_size,
-                "hints": one.hints,
-                "defects": [asdict(finding) for finding in one.findings],
-            }
-            for one in diagnoses
-        ]
-        print(json.dumps({"megatron": describe_megatron(), "runs": rows}, indent=1))
-    else:
-        _show_files(diagnoses)
-    findings = (finding for one in diagnoses for finding in one.findings)
-    return _exit_code(findings, any(one.refusal or one.unusable or one.has_idle_settings for one in diagnoses))
-
-
-def _exit_code(findings: Iterable[Finding], is_doubtful: object) -> int:
-    return 1 if any(map(_is_severe, findings)) else UsageError.exit_code if is_doubtful else 0
-
-
-def _is_severe(finding: Finding) -> bool:
-    return finding.severity >= FAILS_FROM and not finding.is_removed
-
-
-def _prepare(world_size: int | None, transformer_engine: str | None) -> tuple[str | None, bool]:
-    """Begin a rehearsal; the version of TransformerEngine, and whether it is more than assumed.
-
-    Raises:
-        PatchError: Megatron is not installed.
-        UsageError: no run has so many ranks, or `transformer_engine` is not a version.
-    """
-    if world_size is not None and world_size < 1:
-        raise UsageError(f"--world-size {world_size}: give a number of ranks")
-    if transformer_engine is not None:
-        try:
-            check_version(transformer_engine)
-        except ValueError as error:
-            raise UsageError(f"--te: {error}") from error
-    if find_file("megatron.core") is None:
-        raise PatchError(describe_megatron())
-    apply(on_drift="skip")
-    with _silence():
-        rehearsal.install(megatron_flags=False)
-    return (transformer_engine, True) if transformer_engine else find_transformer_engine(find_releases())
-
-
-def _import_trainer(version: str | None) -> None:
-    """Import Megatron's trainer, which reads flags, as with this version of TransformerEngine.
-
-    Raises:
-        UsageError: Megatron's trainer is missing.
-    """
-    if find_file("megatron.training.arguments") is None:
-        raise UsageError(
-            "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
-        )
-    os.environ[start_line.VARIABLE] = "off"  # reading flags would print the line of a training's start
-    if not hasattr(inspect.getsource, "cache_info"):
-        # For each parser Megatron reads the help of its flags from the sources of its configurations: half of the time.
-        vars(inspect)["getsource"] = functools.cache(inspect.getsource)
-    with _silence():
-        import_targets(MEGATRON)
-    if version:
-        from packaging.version import Version  # which Megatron also needs
-
-        # What Megatron's checks of flags ask; otherwise it is that of the installed package, or 0 where there is none.
-        vars(import_module("megatron.core.utils"))["_te_version"] = Version(version)
-
-
-def _read_file(file: Path) -> Iterator[tuple[Path, str, Command | Configuration | UsageError]]:
-    """Yield the file, the name and the content of each of its runs, or why it has none."""
-    try:
-        for name, run in read_runs(file):
-            yield file, name, run
-    except UsageError as error:
-        yield file, str(file), error
-
-
-def _diagnose_run(
-    file: Path, name: str, run: Command | Configuration | UsageError, world_size: int | None, version: str | None
-) -> Diagnosis:
-    if isinstance(run, UsageError):
-        return Diagnosis(name, unusable=str(run))
-    if isinstance(run, Command):
-        return _diagnose_command(name, run, world_size, version, file.parent)
-    return _diagnose_configuration(name, run, world_size, version)
-
-
-def _diagnose_configuration(name: str, run: Configuration, world_size: int | None, version: str | None) -> Diagnosis:
-    ranks = [] if world_size is None else [SimpleNamespace(world_size=world_size)]
-    hints = run.hints
-    try:
-        with _patches(run.patches):
-            with _silence():
-                hints += tuple(find_problems(run))
-            settings = RunSettings([*ranks, *run.sources], version)
-            findings = tuple(find_defects(settings))
-    except PatchError as error:
-        return Diagnosis(name, refusal=str(error), hints=(*hints, *run.notes))
-    return Diagnosis(
-        name,
-        hints=(*hints, *run.notes),
-        findings=findings,
-        has_idle_settings=bool(hints),
-        world_size=settings.world_size,
-    )
-
-
-def _diagnose_command(name: str, run: Command, world_size: int | None, version: str | None, folder: Path) -> Diagnosis:
-    """The diagnosis of the run that a file in `folder` describes, with the patches that the file chooses."""
-    choice = run.variables.get(VARIABLE, "").strip()
-    world_size = world_size or run.world_size()
-    loads_patches = True if choice and is_enabled() else run.loads_patches(folder)
-    hints = tuple(run.hints(is_sized=world_size is not None, loads_patches=loads_patches, chooses_patches=bool(choice)))
-    is_believed = loads_patches is None and bool(choice)
-    may_lack_patches = bool(run.script) and not loads_patches and not is_believed
-    try:
-        with _patches(choice):
-            with _silence():
-                line = read(run.flags, world_size)
-            findings = tuple(find_defects(RunSettings(line.sources, version)))
-    except PatchError as error:
-        return Diagnosis(name, refusal=str(error), hints=hints, may_lack_patches=may_lack_patches)
-    if may_lack_patches:
-        findings = tuple(map(_without_patches, findings))
-    return Diagnosis(
-        name,
-        hints=(*line.unknown.hints(), *hints),
-        findings=findings,
-        has_idle_settings=bool(line.unknown.similar),
-        may_lack_patches=may_lack_patches,
-        world_size=line.world_size,
-        is_sized=world_size is not None,
-    )
-
-
-def _without_patches(finding: Finding) -> Finding:
-    """The same defect in a run of which nothing shows that it has the patches."""
-    if not finding.is_removed:
-        return finding
-    remedy = f"{finding.patch} removes it from a run that has the patches"
-    return replace(finding, is_removed=False, remedy="; ".join(filter(None, (remedy, finding.remedy))))
-
-
-@contextlib.contextmanager
-def _patches(choice: str) -> Iterator[None]:
-    """Have those patches in force that a run chooses, as in MEGATRON_MTP_PATCHES; with '' those of this process stay.
-
-    Raises:
-        PatchError: it has an id that does not exist.
-    """
-    if choice in ("", os.environ.get(VARIABLE, "all")):
-        yield
-        return
-    revert()
-    try:
-        apply(choice, on_drift="skip")
-        yield
-    finally:
-        revert()
-        apply(on_drift="skip")
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Megatron prints what it sets."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)
+    return exit_code(findings, line.unknown.similar)
 
 
 def _show_flags(line: CommandLine, findings: list[Finding], transformer_engine: str) -> None:
@@ -308,7 +67,7 @@ def _show_flags(line: CommandLine, findings: list[Finding], transformer_engine: 
         show(f"{flag} has no effect: the model has no MTP heads; add --mtp-num-layers", "yellow")
     if decided := line.decided_by_checkpoint():
         show(f"the checkpoint decides {', '.join(decided)} and more: also give them as flags", "yellow")
-    _show_findings(show, findings)
+    show_findings(show, findings)
     left = sum(not finding.is_removed for finding in findings)
     flags = "the flags that Megatron knows" if line.unknown.similar else "these flags"
     total = f"Known defects that affect {flags}: {len(findings)}"
@@ -318,45 +77,3 @@ def _show_flags(line: CommandLine, findings: list[Finding], transformer_engine: 
         show(f"{total}; {left} of them the patches do not remove.")
     else:
         show(f"{total}. `import megatron_mtp_patches` removes all of them.")
-
-
-def _show_files(diagnoses: list[Diagnosis]) -> None:
-    show = make_printer()
-    show(describe_megatron())
-    for one in diagnoses:
-        problem = one.unusable or one.refusal
-        show(f"{one.run}: {problem or _count(one)}", "yellow" if problem else "bold")
-        for hint in one.hints:
-            show(hint, "yellow")
-        _show_findings(show, one.findings)
-    refused = sum(bool(one.refusal) for one in diagnoses)
-    affected = sum(any(not finding.is_removed for finding in one.findings) for one in diagnoses)
-    severe = sum(any(map(_is_severe, one.findings)) for one in diagnoses)
-    unusable = sum(bool(one.unusable) for one in diagnoses)
-    unknown = sum(one.may_lack_patches for one in diagnoses)
-    without_patches = f" Runs that may lack the patches: {unknown}." if unknown else ""
-    without_run = f" Files without a run: {unusable}." if unusable else ""
-    show(
-        f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {severe} with one of "
-        f"severity {FAILS_FROM} or more, {refused} refused and so not checked.{without_patches}{without_run}"
-    )
-
-
-def _count(one: Diagnosis) -> str:
-    """The number of defects of a run, and for how many ranks they were looked for."""
-    count = f"known defects: {len(one.findings)}"
-    if one.world_size is None:
-        return count
-    origin = "" if one.is_sized else ", the fewest that fit"
-    return f"{count}; {one.world_size} rank{'s' * (one.world_size > 1)}{origin}"
-
-
-def _show_findings(show: Callable[..., None], findings: Iterable[Finding]) -> None:
-    """A line for each, coloured by what is left to do."""
-    for finding in findings:
-        removed = f"removed by {finding.patch}" + (f"; {finding.remedy}" if finding.remedy else "")
-        answer = removed if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
-        condition = f", if {finding.only_if}" if finding.only_if else ""
-        sure = {"read": "; read in the source", "reported": "; reported by others"}.get(finding.evidence, "")
-        text = f"* {finding.id}, severity {finding.severity}: {finding.text}{condition} ({finding.releases}{sure})"
-        show(f"{text}: {answer}", None if finding.is_removed else "red" if _is_severe(finding) else "yellow")
