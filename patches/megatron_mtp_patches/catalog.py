@@ -123,7 +123,7 @@ CATALOG = (
 )
 
 _CORE, _TRAINING = "megatron.core", "megatron.training"
-_BRIDGE_CONFIG = "megatron.bridge.training.config:ConfigContainer"
+_BRIDGE_CONFIG = "megatron.bridge.training.config"
 _VERL_ENGINE = "verl.workers.engine.megatron.transformer_impl:MegatronEngine"
 # Always applied, not selectable: the check that all ranks have the same patches, their record in each run, the line
 # that counts the known defects of Megatron that affect it, the check that each setting of a patch acts where it is set,
@@ -132,22 +132,40 @@ BASE = (
     Patch(
         id="record-of-the-patches",
         summary="All ranks apply the same patches, and the run says which, and which defects are left",
-        edits=tuple(
-            Wrap(target, f"megatron_mtp_patches.{override}", check_source=False)
-            for target, override in (
-                (
-                    f"{_CORE}.parallel_state:initialize_model_parallel",
-                    "run_record.agreement:check_before_model_parallel",
-                ),
-                (f"{_TRAINING}.arguments:validate_args", "run_record.provenance:record_in_arguments"),
-                (f"{_TRAINING}.arguments:validate_args", "doctor.start_line:log_known_defects"),
-                (f"{_CORE}.optimizer:_get_param_groups", "run_record.refuse_idle_settings:check_configs"),
-                (f"{_BRIDGE_CONFIG}.validate", "run_record.refuse_idle_settings:check_bridge_container"),
-                ("verl.utils.config:omega_conf_to_dataclass", "run_record.refuse_idle_settings:check_verl_section"),
-                (f"{_VERL_ENGINE}.__init__", "run_record.refuse_idle_settings:check_verl_engine"),
-                ("swift.utils.utils:parse_args", "run_record.refuse_idle_settings:check_swift_arguments"),
-                (f"{_TRAINING}.checkpointing:check_checkpoint_args", "run_record.provenance:warn_of_differences"),
-            )
+        edits=(
+            # Megatron-Bridge saves its configuration with each checkpoint.
+            AddField(
+                f"{_BRIDGE_CONFIG}:LoggerConfig",
+                field="megatron_mtp_patches",
+                type=str,
+                default="",
+                doc="The patches that this run has; set by them.",
+                check_source=False,
+            ),
+            *(
+                Wrap(target, f"megatron_mtp_patches.{override}", check_source=False)
+                for target, override in (
+                    (
+                        f"{_CORE}.parallel_state:initialize_model_parallel",
+                        "run_record.agreement:check_before_model_parallel",
+                    ),
+                    (f"{_TRAINING}.arguments:validate_args", "run_record.provenance:record_in_arguments"),
+                    (f"{_TRAINING}.arguments:validate_args", "doctor.start_line:log_known_defects"),
+                    (f"{_CORE}.optimizer:_get_param_groups", "run_record.refuse_idle_settings:check_configs"),
+                    (
+                        f"{_BRIDGE_CONFIG}:ConfigContainer.validate",
+                        "run_record.provenance:record_in_bridge_configuration",
+                    ),
+                    (
+                        f"{_BRIDGE_CONFIG}:ConfigContainer.validate",
+                        "run_record.refuse_idle_settings:check_bridge_container",
+                    ),
+                    ("verl.utils.config:omega_conf_to_dataclass", "run_record.refuse_idle_settings:check_verl_section"),
+                    (f"{_VERL_ENGINE}.__init__", "run_record.refuse_idle_settings:check_verl_engine"),
+                    ("swift.utils.utils:parse_args", "run_record.refuse_idle_settings:check_swift_arguments"),
+                    (f"{_TRAINING}.checkpointing:check_checkpoint_args", "run_record.provenance:warn_of_differences"),
+                )
+            ),
         ),
     ),
 )

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 
+import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.doctor.run_files import read_runs
 
@@ -71,9 +72,27 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
 
 def test_a_run_of_bridge_is_repaired_of_what_only_two_trainers_are(doctor_of_file):
     sizes = "num_layers: 2, num_moe_experts: 2, mtp_num_layers: 2, moe_layer_freq: [1, 0]"
-    text = f"model: {{{sizes}, context_parallel_size: 2}}\noptimizer: {{}}\n"
+    record = megatron_mtp_patches.record()
+    text = f"model: {{{sizes}, context_parallel_size: 2}}\nlogger: {{megatron_mtp_patches: {record}}}\n"
     printed = " ".join(doctor_of_file(text, name="run_config.yaml").out.split())
     assert re.search(r"ML-6748, [^*]*: removed by average-aux-loss-over-moe-layers", printed)
+
+
+def test_a_run_of_bridge_has_the_patches_of_its_record(doctor_of_file, monkeypatch):
+    """Or none that counts, where it has no record and the command is not told."""
+    text = "model: {mtp_num_layers: 1, context_parallel_size: 2}\nlogger: {megatron_mtp_patches: %s}\n"
+    record = megatron_mtp_patches.record()
+    removed = "removed by count-mtp-tokens-over-ranks"
+
+    def told(record):
+        return " ".join(doctor_of_file(text % record, name="run_config.yaml").out.split())
+
+    assert removed in told(record) and "NOT REMOVED" not in told(record)
+    left_out = re.sub("count-mtp-tokens-over-ranks=[a-z]+", "count-mtp-tokens-over-ranks=disabled", record)
+    assert "NOT REMOVED: count-mtp-tokens-over-ranks is left out by MEGATRON_MTP_PATCHES" in told(left_out)
+    assert "nothing in this file shows" in told("''") and removed not in told("''")
+    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "all")
+    assert removed in told("''") and "nothing in this file shows" not in told("''")
 
 
 def test_many_configurations_are_read_without_megatron_s_trainer(command, tmp_path, monkeypatch):
@@ -216,8 +235,7 @@ def test_the_patches_are_those_that_verl_s_workers_get(doctor_of_file):
     for choice in ("none", "repairs"):
         told = ask(f", MEGATRON_MTP_PATCHES: {choice}")
         assert removed not in told.out and told.code
-        reason = "detach-mtp-heads, which would read it, is disabled: left out by MEGATRON_MTP_PATCHES"
-        assert f"override_transformer_config.mtp_detach_heads does not act: {reason}" in told.out
+        assert "override_transformer_config.mtp_detach_heads does not act without detach-mtp-heads, left" in told.out
     wrong = ask(", MEGATRON_MTP_PATCHES: exempt-muons")
     assert wrong.code == 2 and "unknown patch 'exempt-muons'" in wrong.out
 

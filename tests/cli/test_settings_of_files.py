@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.forked("patched"), pytest.mark.usefixtures("trainer")]
         ("model: {mtp_num_layers: 1}\noptimizer: {mtp_clip_grad: 0.1}\n", "(OptimizerConfig.mtp_clip_grad) needs "),
     ],
 )
-def test_settings_that_do_not_act_in_bridge_end_with_2(doctor_of_file, text, hint):
+def test_settings_that_do_not_act_in_bridge_end_with_2(doctor_of_file, monkeypatch, text, hint):
+    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "all")  # which such a file does not show
     done = doctor_of_file(text, name="run_config.yaml")
     assert done.code == (2 if hint else 0) and hint in done.out, done.out
     assert ("did you mean" in done.out or "not read there" in done.out or "mtp_" in done.out) is bool(hint)

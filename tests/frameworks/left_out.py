@@ -27,6 +27,4 @@ def is_megatrons_own(setting):
 
 
 def says_why(output, patch, setting):
-    return (
-        f"{setting} does not act: {patch}, which would read it, is disabled: left out by MEGATRON_MTP_PATCHES" in output
-    )
+    return f"{setting} does not act without {patch}, left out by MEGATRON_MTP_PATCHES: set " in output

@@ -23,6 +23,11 @@ from .console import make_printer
 from .doctor_setup import FAILS_FROM, exit_code, import_trainer, is_severe, prepare, show_findings, silence
 from .zero_touch import VARIABLE, is_enabled
 
+_LACKS_RECORD = (
+    f"nothing in this file shows that its run has the patches, so none counts: set {VARIABLE} for this command to what "
+    f"the run has, as all or repairs"
+)
+
 
 class Diagnosis(NamedTuple):
     """The diagnosis of a run in a file: the reason why it is refused, or else its defects.
@@ -107,6 +112,8 @@ def _diagnose_run(
 
 def _diagnose_configuration(name: str, run: Configuration, world_size: int | None, version: str | None) -> Diagnosis:
     ranks = [] if world_size is None else [SimpleNamespace(world_size=world_size)]
+    is_chosen = VARIABLE in os.environ or bool(run.patches and is_enabled())
+    may_lack_patches = not run.shows_patches and not is_chosen
     hints = run.hints
     try:
         with _patches(run.patches):
@@ -116,11 +123,13 @@ def _diagnose_configuration(name: str, run: Configuration, world_size: int | Non
             findings = tuple(find_defects(settings))
     except PatchError as error:
         return Diagnosis(name, refusal=str(error), hints=(*hints, *run.notes))
+    notes = (*((_LACKS_RECORD,) if may_lack_patches and not run.hints else ()), *run.notes)
     return Diagnosis(
         name,
-        hints=(*hints, *run.notes),
-        findings=findings,
+        hints=(*hints, *notes),
+        findings=tuple(map(_without_patches, findings)) if may_lack_patches else findings,
         has_idle_settings=bool(hints),
+        may_lack_patches=may_lack_patches,
         world_size=settings.world_size,
     )
 

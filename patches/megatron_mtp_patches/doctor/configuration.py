@@ -8,7 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ..catalog import SETTINGS
+from ..catalog import CATALOG, SETTINGS
+from ..engine.report import states_in
+from ..engine.selection import ALL, NONE
+from ..engine.state import State
 from .idle_settings import find_idle_settings
 from .places import Places
 
@@ -27,7 +30,8 @@ class Configuration(NamedTuple):
         untrained_heads: why no MTP head trains; '' if one does, or if that is not known.
         acts_on_untrained_heads: a setting of heads that acts all the same.
         hints: what else keeps the settings of the patches from acting.
-        patches: which patches it chooses, as in MEGATRON_MTP_PATCHES; '' where it chooses none.
+        patches: which patches it chooses or records, as in MEGATRON_MTP_PATCHES; '' where it does neither.
+        shows_patches: something in it shows that the run has the patches.
         notes: what is not known of the run.
         content: what Megatron-Bridge or verl makes the run of, as it stands in the file; of verl with its `role`.
     """
@@ -39,8 +43,20 @@ class Configuration(NamedTuple):
     acts_on_untrained_heads: str = ""
     hints: tuple[str, ...] = ()
     patches: str = ""
+    shows_patches: bool = True
     notes: tuple[str, ...] = ()
     content: dict[str, Any] = {}
+
+
+def choice_in(record: object) -> str:
+    """The patches of a run as in MEGATRON_MTP_PATCHES, by the record that it has left; '' where it has none."""
+    if not isinstance(record, str) or not record:
+        return ""
+    states = states_in(record)
+    left_out = [
+        patch.id for patch in CATALOG if states.get(patch.id, State.DISABLED) in (State.DISABLED, State.REFUSED)
+    ]
+    return NONE if len(left_out) == len(CATALOG) else ",".join(f"-{id}" for id in left_out) or ALL
 
 
 def make_source(section: Mapping[Any, Any]) -> SimpleNamespace:
@@ -83,7 +99,7 @@ def read_hugging_face_sizes(folder: object, has_heads: bool) -> tuple[list[Simpl
 
 def find_problems(run: Configuration) -> list[str]:
     """Say of each setting of the patches why it does not act or is refused, with the patches that are in force."""
-    idle = [text for name, section in run.sections for text in find_idle_settings(_changed(section), name, run.places)]
+    idle = list(find_idle_settings(((name, _changed(section)) for name, section in run.sections), run.places))
     whole = {name: one.default for name, one in _DECLARED.items()}
     for source in reversed(run.sources):
         whole |= {name: value for name, value in vars(source).items() if value is not None}

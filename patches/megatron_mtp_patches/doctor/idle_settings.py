@@ -18,39 +18,55 @@ _PATCHES = {
 }
 
 
-def find_idle_settings(names: Iterable[object], section: str, places: Places) -> Iterator[str]:
+def find_idle_settings(sections: Iterable[tuple[str, Iterable[object]]], places: Places) -> Iterator[str]:
     """Yield a sentence for each setting of the patches that does not act where it is set, with what to change.
 
     Whether a patch is left out is asked of the patches that are in force.
 
     Args:
-        names: what is set in the section, settings of the patches or not.
-        section: its name in the configuration; '' for the whole of it.
+        sections: the name of each section of the configuration ('' for the whole of it) and what is set in it,
+            settings of the patches or not.
         places: those of this trainer.
     """
-    for name in map(str, names):
-        where = _join(section, name)
-        if name not in _PATCHES:
-            if similar := find_similar(name.replace("-", "_"), _PATCHES, cutoff=0.9):
-                yield f"{where}: did you mean {_join(places.home_of(similar), similar)}?"
-        elif name not in places.sections.get(section, ()):
-            home = places.home_of(name)
-            yield f"{where} is not read there" + (f": it belongs in {home}" if home else ", nor anywhere else here")
-        else:
-            reason = next(filter(None, map(_why_left_out, places.carriers.get(name, ()))), "")
-            own_reason = _why_left_out(_PATCHES[name])
-            if not reason and own_reason and not _is_megatrons_own(name):
-                reason = own_reason
-            if reason:
-                yield f"{where} does not act: {reason}. Take that patch, or remove the setting"
+    lacking: dict[str, list[str]] = {}  # {a setting, with its section: the patches that it lacks}
+    for section, names in sections:
+        for name in map(str, names):
+            where = _join(section, name)
+            if name not in _PATCHES:
+                if similar := find_similar(name.replace("-", "_"), _PATCHES, cutoff=0.9):
+                    yield f"{where}: did you mean {_join(places.home_of(similar), similar)}?"
+            elif name in places.sections.get(section, ()):
+                if patches := _patches_that_are_left_out(name, places):
+                    lacking[where] = patches
+            elif any(name in names for names in places.sections.values()):
+                yield f"{where} is not read there: it belongs in {places.home_of(name)}"
+            else:
+                yield f"{where} does not act in this framework: take it out"
+    if lacking:
+        yield _name_patches(lacking)
 
 
-def _why_left_out(patch: str) -> str:
-    """That a patch is disabled or refused, and why; '' if it is neither."""
-    report = ENGINE.report(_BY_ID[patch])
-    if report.state in (State.DISABLED, State.REFUSED):
-        return f"{patch}, which would read it, is {report.state}: {report.reason}"
-    return ""
+def _patches_that_are_left_out(name: str, places: Places) -> list[str]:
+    """The patches without which a setting does not act, of those that are disabled or refused."""
+    left_out = [patch for patch in places.carriers.get(name, ()) if _is_left_out(patch)]
+    own = _PATCHES[name]
+    return left_out + [own] * (_is_left_out(own) and not _is_megatrons_own(name))
+
+
+def _name_patches(lacking: dict[str, list[str]]) -> str:
+    """One sentence for all settings whose patches are left out, with the choice that takes them."""
+    patches = list(dict.fromkeys(patch for some in lacking.values() for patch in some))
+    refused = [patch for patch in patches if ENGINE.report(_BY_ID[patch]).state is State.REFUSED]
+    verb, what = ("does", "that setting") if len(lacking) == 1 else ("do", "these settings")
+    text = f"{', '.join(lacking)} {verb} not act without {', '.join(patches)}"
+    if refused:
+        return f"{text}: {ENGINE.report(_BY_ID[refused[0]]).reason}. Take {what} out"
+    variable = ENGINE.project.choice_variable
+    return f"{text}, left out by {variable}: set {variable}={ENGINE.choice_with(patches)}, or take {what} out"
+
+
+def _is_left_out(patch: str) -> bool:
+    return ENGINE.report(_BY_ID[patch]).state in (State.DISABLED, State.REFUSED)
 
 
 def _is_megatrons_own(name: str) -> bool:

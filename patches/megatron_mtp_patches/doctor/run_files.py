@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..engine import UsageError
-from .configuration import Configuration, make_dtype, make_source, read_hugging_face_sizes
+from .configuration import Configuration, choice_in, make_dtype, make_source, read_hugging_face_sizes
 from .launch_script import Command, read_commands
 from .places import MEGATRON_BRIDGE, MS_SWIFT, sections_of
 from .verl_configuration import read_roles
@@ -70,14 +70,34 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         fixed = [SimpleNamespace(use_distributed_optimizer=False)] if "muon" in str(content.get("optimizer")) else []
         sources = [*fixed, make_source(content), make_dtype(content.get("torch_dtype")), *sizes]
         untrained = "" if content.get("mtp_num_layers") else "mtp_num_layers is not set, so the model has no MTP heads"
-        return [(str(file), Configuration(sources, [("", content)], MS_SWIFT, untrained, notes=notes))]
+        has_arguments = not MS_SWIFT.sections[""].isdisjoint(content)  # which the patches add to ms-swift's
+        return [
+            (
+                str(file),
+                Configuration(sources, [("", content)], MS_SWIFT, untrained, shows_patches=has_arguments, notes=notes),
+            )
+        ]
     if isinstance(content.get("model"), dict):
         sections = [*sections_of(content)]
         read = [section for name, section in sections[1:] if name in content or name in MEGATRON_BRIDGE.sections]
         sources = [*map(make_source, read), SimpleNamespace(is_of_megatron_bridge=True)]
         has_heads = any(getattr(source, "mtp_num_layers", None) for source in sources)
         untrained = "" if has_heads else "model.mtp_num_layers is not set, so the model has no MTP heads"
-        return [(str(file), Configuration(sources, sections, MEGATRON_BRIDGE, untrained, content=content))]
+        choice = choice_in((content.get("logger") or {}).get("megatron_mtp_patches"))
+        return [
+            (
+                str(file),
+                Configuration(
+                    sources,
+                    sections,
+                    MEGATRON_BRIDGE,
+                    untrained,
+                    patches=choice,
+                    shows_patches=bool(choice),
+                    content=content,
+                ),
+            )
+        ]
     raise UsageError(f"it has neither {_KINDS}")
 
 

@@ -76,6 +76,7 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
         untrained_heads="" if model_settings.get("mtp_num_layers") else _why_no_head_trains(heads),
         acts_on_untrained_heads="disable_mtp_loss" if heads.get("enable") else "",  # they have no gradient buffers then
         hints=(*_missing_variable(variables), *_heads_that_cannot_be_skipped(model_settings, heads)),
+        shows_patches=_imports_patches(variables),
         patches=str(variables.get(ENGINE.project.choice_variable) or "").strip(),
         notes=notes,
     )
@@ -106,7 +107,11 @@ def _read_variables(content: dict[str, Any]) -> dict[str, Any]:
 
 def _missing_variable(variables: dict[str, Any]) -> list[str]:
     """Say what to add where no variable of the workers has them import the patches."""
-    if _PACKAGE in str(variables.get(_VARIABLE, "")).split(","):
+    if _imports_patches(variables):
         return []
     setting = f"{'.'.join(_PLACES)}.{_VARIABLE}={_PACKAGE}"
     return [f"the workers import the patches only where zero-touch is enabled: set {setting}"]
+
+
+def _imports_patches(variables: dict[str, Any]) -> bool:
+    return _PACKAGE in str(variables.get(_VARIABLE, "")).split(",")

@@ -17,7 +17,7 @@ from .declare import Edit, Patch
 from .import_hook import being_imported, fully_imported, on_import
 from .project import Project
 from .report import Report, identify, report_on
-from .selection import Selection, check_policy, select
+from .selection import ALL, Selection, check_policy, extend, select
 
 if TYPE_CHECKING:
     from .installer import Installer
@@ -140,6 +140,12 @@ class Engine:
         """Return the state of `patch`, with its reason and targets."""
         with self._lock:
             return report_on(patch, self._load_installer())
+
+    def choice_with(self, patches: Iterable[str]) -> str:
+        """Return the choice of patches that is in force and these: for `apply()`, and for the variable."""
+        with self._lock:
+            selection = self._choice[0] if self._choice else Selection(frozenset(), ALL)
+            return extend(selection, patches, (patch.id for patch in self.catalog))
 
     def record(self) -> str:
         """One line that identifies the patches, the state of each, and the sources that were found."""

@@ -38,7 +38,7 @@ def add_release(
     checked = {edit.target: edit for patch in patches for edit in patch.edits if edit.check_source}
     package = "" if only else release_package(release)
     package_patches = [patch for patch in patches if patch.package == package]
-    targets = {edit.target for patch in package_patches for edit in patch.edits} & checked.keys()
+    targets = {edit.target for patch in package_patches for edit in patch.edits if edit.check_source}
     targets = targets.intersection(only) if only else targets
     rows = {target: deepcopy(sources_before.targets.get(target, {})) for target in sorted(checked)}
     for target in targets if only else checked:

@@ -71,3 +71,9 @@ def identify(catalog: Iterable[Patch], installer: Installer | None) -> str:
     sources = hashlib.sha256("".join(map(fingerprint, edits)).encode()).hexdigest()[:8]
     profile = f"profile={installer.selection.profile} " if installer and installer.selection.profile != ALL else ""
     return f"{profile}{states} sources={sources}"
+
+
+def states_in(record: str) -> dict[str, State]:
+    """{id of a patch: its state} of a line that begins with a version and goes on as `identify` has it."""
+    words = (word.partition("=") for word in record.split()[1:-1])
+    return {id: State(state) for id, _, state in words if id != "profile"}

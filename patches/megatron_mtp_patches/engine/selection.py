@@ -56,6 +56,19 @@ def select(choice: str, ids: Iterable[str], project: Project) -> Selection:
     return Selection(taken or frozenset(ids) - left_out, profile, taken)
 
 
+def extend(selection: Selection, patches: Iterable[str], ids: Iterable[str]) -> str:
+    """Return a choice, as `select` takes it from `ids`, that picks what `selection` does and these patches."""
+    named = selection.named | frozenset(patches)
+    left_out = [f"-{id}" for id in sorted({*ids} - selection.ids - named)]
+    if selection.profile == REPAIRS:
+        words = [REPAIRS, *sorted(named), *left_out]
+    elif selection.named or not selection.ids:
+        words = sorted(named)
+    else:
+        words = left_out or [ALL]
+    return ",".join(words)
+
+
 def _refuse_unknown(words: list[str], ids: tuple[str, ...], project: Project) -> None:
     unknown = [word for word in words if word.removeprefix("-") not in ids]
     if unknown:

@@ -1,10 +1,9 @@
 """Declares log-metrics-in-megatron-bridge."""
 
-from ..engine import AddField, Patch, Wrap
+from ..engine import Patch, Wrap
 
 _REPORT = "megatron_overrides.report.megatron_log"
 _TRAIN_UTILS = "megatron.bridge.training.utils.train_utils"
-_CONFIG = "megatron.bridge.training.config"
 _EVAL = "megatron.bridge.training.eval"
 
 PATCH = Patch(
@@ -17,19 +16,12 @@ PATCH = Patch(
     adds=(
         "The log line, TensorBoard, W&B, MLflow and Comet get the metrics that Megatron-LM's own trainer gets.",
         "Validation runs the heads and reports their losses and accepted lengths, unless `model.mtp_eval` is False.",
-        "`logger.megatron_mtp_patches` in the configuration, and so in `run_config.yaml`: the version of the patches "
-        "and the state of each.",
     ),
     undetected="It adds metrics, and no run has a wrong number without them.",
     numerics="None.",
-    unasked="The log of Megatron-Bridge has the metrics of the patches, its validation runs the MTP heads, and "
-    "`run_config.yaml` has a record of the patches.",
+    unasked="The log of Megatron-Bridge has the metrics of the patches, and its validation runs the MTP heads.",
     turned_off_by="`model.mtp_eval = False`, for validation",
-    notes=(
-        "It patches Megatron-Bridge. If the package is not installed, the patch is pending.",
-        "A Bridge without the patches reads their `run_config.yaml`: it warns of the fields that it does not know, and "
-        "leaves them out.",
-    ),
+    notes=("It patches Megatron-Bridge. If the package is not installed, the patch is pending.",),
     edits=(
         Wrap(f"{_TRAIN_UTILS}:training_log", "megatron_overrides.frameworks.bridge:log_metrics"),
         Wrap(  # an imported name; training_log, which prints by it, is checked
@@ -39,16 +31,5 @@ PATCH = Patch(
         ),
         Wrap(f"{_EVAL}:evaluate", f"{_REPORT}:measure_heads"),
         Wrap(f"{_EVAL}:evaluate_and_print_results", "megatron_overrides.frameworks.bridge:report_heads"),
-        AddField(
-            f"{_CONFIG}:LoggerConfig",
-            field="megatron_mtp_patches",
-            type=str,
-            default="",
-            doc="The patches that this run has; set by them.",
-        ),
-        Wrap(
-            f"{_CONFIG}:ConfigContainer.validate",
-            "megatron_mtp_patches.run_record.provenance:record_in_bridge_configuration",
-        ),
     ),
 )

@@ -10,6 +10,7 @@ from typing import Any
 from .. import record
 from ..catalog import SETTINGS
 from ..engine.call import Call
+from ..engine.report import states_in
 from ..engine.state import State
 
 RECORD = "megatron_mtp_patches"  # its name among Megatron's arguments
@@ -35,12 +36,6 @@ def summarize(record: str) -> str:
         if names:
             counts.append(f"{len(names)} {state}" + (f" ({', '.join(names)})" if is_named else ""))
     return f"{version}{profile}: {', '.join(counts)}; {sources}"
-
-
-def states_in(record: str) -> dict[str, State]:
-    """{id of a patch: its state} of a record."""
-    words = (word.partition("=") for word in record.split()[1:-1])
-    return {id: State(state) for id, _, state in words if id != "profile"}
 
 
 def record_in_arguments(call: Call) -> Any:

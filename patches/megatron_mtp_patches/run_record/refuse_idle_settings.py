@@ -83,7 +83,7 @@ def check_swift_arguments(call: Call) -> Any:
     changed = [
         name for name in MS_SWIFT.sections[""] & fields.keys() if getattr(arguments, name) != fields[name].default
     ]
-    problems = list(find_idle_settings([*unknown, *sorted(changed)], "", MS_SWIFT))
+    problems = list(find_idle_settings([("", [*unknown, *sorted(changed)])], MS_SWIFT))
     if problems and getattr(arguments, "ignore_args_error", False):
         logger.warning("; ".join(problems))
     elif problems:
@@ -98,6 +98,5 @@ def _strays(config: Any) -> list[str]:
 
 
 def _refuse(sections: Iterable[tuple[str, Iterable[Any]]], places: Places) -> None:
-    problems = [text for name, names in sections for text in find_idle_settings(names, name, places)]
-    if problems:
+    if problems := list(find_idle_settings(sections, places)):
         raise ValueError("\n".join(problems))

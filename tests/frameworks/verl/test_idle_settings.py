@@ -21,9 +21,18 @@ def test_the_dictionaries_for_megatron_s_configurations_are_checked(make_worker)
 def test_a_setting_whose_patch_is_left_out_is_refused_with_its_patch(make_worker):
     megatron_mtp_patches.revert()
     megatron_mtp_patches.apply("repairs")
-    patch = "detach-mtp-heads, which would read it, is disabled: left out by MEGATRON_MTP_PATCHES"
-    with pytest.raises(ValueError, match=f"{MODEL}.mtp_detach_heads does not act: {patch}"):
-        make_worker({"mtp_detach_heads": True})
+    with pytest.raises(ValueError) as refused:
+        make_worker({"mtp_detach_heads": True, "mtp_loss_scaling_schedule": "0:0.3"}, {"mtp_lr": 0.1})
+    settings = f"{MODEL}.mtp_detach_heads, {MODEL}.mtp_loss_scaling_schedule, {OPTIMIZER}.mtp_lr"
+    patches = (
+        "detach-mtp-heads",
+        "schedule-mtp-loss-weight-in-verl",
+        "schedule-mtp-loss-weight",
+        "train-mtp-heads-at-own-rate",
+    )
+    without = f"{settings} do not act without {', '.join(patches)}, left out by MEGATRON_MTP_PATCHES"
+    choice = ",".join(("repairs", *sorted(patches)))
+    assert str(refused.value) == f"{without}: set MEGATRON_MTP_PATCHES={choice}, or take these settings out"
 
 
 @pytest.mark.parametrize(

@@ -95,16 +95,24 @@ def test_a_misspelt_setting_is_refused(make_model, name, meant, place):
         build(chunk, config)
 
 
-@pytest.mark.parametrize("choice", ["-train-mtp-heads-at-own-rate", "repairs", "none"])
-def test_a_setting_of_a_patch_that_is_left_out_is_refused(make_model, choice):
+@pytest.mark.parametrize(
+    "choice, way",
+    [
+        ("-train-mtp-heads-at-own-rate", "all"),
+        ("-detach-mtp-heads,-train-mtp-heads-at-own-rate", "-detach-mtp-heads"),
+        ("repairs,detach-mtp-heads", "repairs,detach-mtp-heads,train-mtp-heads-at-own-rate"),
+        ("none", "train-mtp-heads-at-own-rate"),
+    ],
+)
+def test_a_setting_of_a_patch_that_is_left_out_is_refused(make_model, choice, way):
     """The field is not there, and Python sets any attribute."""
     megatron_mtp_patches.revert()
     try:
         megatron_mtp_patches.apply(choice)
         chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
         config.mtp_lr = 0.2
-        message = "OptimizerConfig.mtp_lr does not act: train-mtp-heads-at-own-rate, which would read it, is disabled: "
-        with pytest.raises(ValueError, match=f"^{message}.*MEGATRON_MTP_PATCHES"):
+        message = "OptimizerConfig.mtp_lr does not act without train-mtp-heads-at-own-rate, left out by "
+        with pytest.raises(ValueError, match=f"^{message}MEGATRON_MTP_PATCHES: set MEGATRON_MTP_PATCHES={way}, or"):
             build(chunk, config)
     finally:
         megatron_mtp_patches.revert()
