@@ -184,6 +184,7 @@ def unchecked_edits() -> str:
         Wrap: f"of the {wraps} wrappers. These depend on the name and the parameters of the function alone, and pass "
         "on what they do not know",
         Override: "names that are added where a Megatron lacks them. One that exists stays as it is",
+        AddField: "field of Megatron-Bridge's configuration, with a default, which the patches alone read",
         AddFlag: "flags of the command line. They are added to the parser that Megatron returns",
     }
     assert counts.keys() == kinds.keys(), "say why these are safe"
