@@ -27,9 +27,12 @@ def append_to_log_line(call: Call) -> Any:
 
 
 def measure_heads(call: Call) -> Any:
-    """Wraps evaluate(..., model, ...), which evaluates one validation set: its forward passes run the heads."""
+    """Wraps evaluate(..., model, ...), which evaluates one validation set: its forward passes run the heads.
+
+    Without mtp-acceptance-length, which adds `mtp_eval`, they do not.
+    """
     config = get_model_config(as_list(call["model"])[0])
-    if not getattr(config, "mtp_num_layers", None) or not config.mtp_eval:
+    if not getattr(config, "mtp_num_layers", None) or not getattr(config, "mtp_eval", False):
         return call.proceed()
     with mtp_pass(compute=True) as metrics:
         result = call.proceed()

@@ -15,7 +15,7 @@ def leave_out(places, *packages):
         for setting in settings:
             if any(setting.name in names for names in places.sections.values()) and not setting.choices:
                 carriers = places.carriers.get(setting.name, ())
-                cases |= {one: max(cases.get(one, ""), setting.name) for one in (patch.id, *carriers)}
+                cases |= {one: min(cases.get(one) or setting.name, setting.name) for one in (patch.id, *carriers)}
     return list(cases.items())
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from megatron_overrides.model_chunks import as_list
+from megatron_overrides.settings.checks import changed_settings
 
 from ..doctor.idle_settings import find_idle_settings
 from ..doctor.places import MEGATRON, MEGATRON_BRIDGE, MS_SWIFT, VERL, Places, sections_of
@@ -37,7 +38,8 @@ def check_bridge_container(call: Call) -> Any:
         ValueError: the container or one of its sections has such a setting.
     """
     sections = {"": call.instance, **vars(call.instance)}
-    _refuse(((name, _strays(section)) for name, section in sections.items()), MEGATRON_BRIDGE)
+    # A field that is there may still lack the patch without which Bridge does not act on it.
+    _refuse(((name, [*_strays(one), *changed_settings(one)]) for name, one in sections.items()), MEGATRON_BRIDGE)
     return call.proceed()
 
 
