@@ -8,6 +8,7 @@ import re
 
 import megatron_mtp_patches
 import pytest
+from megatron_mtp_patches.doctor.configuration import choice_in
 from megatron_mtp_patches.doctor.run_files import read_runs
 
 from .training_flags import EXPERTS, SMALL
@@ -93,6 +94,19 @@ def test_a_run_of_bridge_has_the_patches_of_its_record(doctor_of_file, monkeypat
     assert "nothing in this file shows" in told("''") and removed not in told("''")
     monkeypatch.setenv("MEGATRON_MTP_PATCHES", "all")
     assert removed in told("''") and "nothing in this file shows" not in told("''")
+
+
+@pytest.mark.parametrize(
+    "choice", ["all", "none", "repairs", "-detach-mtp-heads", "repairs,-keep-outputs-until-sent,detach-mtp-heads"]
+)
+def test_the_choice_of_a_run_is_that_of_its_record(choice):
+    states = []
+    for _ in range(2):
+        megatron_mtp_patches.revert()
+        megatron_mtp_patches.apply(choice)
+        states.append([report.state for report in megatron_mtp_patches.status()])
+        choice = choice_in(megatron_mtp_patches.record())
+    assert states[0] == states[1]
 
 
 def test_many_configurations_are_read_without_megatron_s_trainer(command, tmp_path, monkeypatch):

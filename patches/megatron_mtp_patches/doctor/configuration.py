@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..catalog import CATALOG, SETTINGS
 from ..engine.report import states_in
-from ..engine.selection import ALL, NONE
+from ..engine.selection import ALL, NONE, REPAIRS
 from ..engine.state import State
 from .idle_settings import find_idle_settings
 from .places import Places
@@ -53,9 +53,15 @@ def choice_in(record: object) -> str:
     if not isinstance(record, str) or not record:
         return ""
     states = states_in(record)
-    left_out = [
-        patch.id for patch in CATALOG if states.get(patch.id, State.DISABLED) in (State.DISABLED, State.REFUSED)
-    ]
+    active = {id for id, state in states.items() if state not in (State.DISABLED, State.REFUSED)}
+    if (
+        f"profile={REPAIRS}" in record.split()
+    ):  # it takes what is no repair only where that is named, or a release has it
+        chosen = {id for id in active if states[id] in (State.APPLIED, State.PENDING)}
+        named = [patch.id for patch in CATALOG if patch.id in chosen and not patch.is_repair]
+        left_out = [f"-{patch.id}" for patch in CATALOG if patch.is_repair and patch.id not in active]
+        return ",".join([REPAIRS, *named, *left_out])
+    left_out = [patch.id for patch in CATALOG if patch.id not in active]
     return NONE if len(left_out) == len(CATALOG) else ",".join(f"-{id}" for id in left_out) or ALL
 
 
