@@ -204,7 +204,7 @@ def read_curves(output: Path, name: str) -> Curves:
         loss=scalar("lm loss", BITS),
         mtp_loss=scalar("mtp_1 loss", BITS),
         grad_norm=scalar("grad-norm"),
-        accepted_length=scalar("mtp acceptance length validation"),
+        accepted_length=scalar("mtp_acceptance_length validation"),
         validation_loss=next(reversed(scalar("lm loss validation", BITS).values()), None),
         updates_skipped=int(max(scalar("updates-skipped-for-grad-norm").values(), default=0)),
         measured=json.loads(measured.read_text(encoding="utf-8")) if measured.exists() else None,

@@ -241,7 +241,7 @@ VARIABLES = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {VERL_USE_EXTERNAL_
 
 def test_the_patches_are_those_that_verl_s_workers_get(doctor_of_file):
     def ask(choice):
-        text = ACTOR.replace("mtp_detach_head: true, mtp_clip_grad: 0.1", "mtp_detach_heads: true") + VARIABLES % choice
+        text = ACTOR.replace("mtp_detach_head: true, mtp_clip_grad: 0.1", "mtp_loss_type: tv") + VARIABLES % choice
         return doctor_of_file(text, name="verl.yaml")
 
     removed = "removed by exempt-muon-from-clipping"
@@ -249,7 +249,8 @@ def test_the_patches_are_those_that_verl_s_workers_get(doctor_of_file):
     for choice in ("none", "repairs"):
         told = ask(f", MEGATRON_MTP_PATCHES: {choice}")
         assert removed not in told.out and told.code
-        assert "override_transformer_config.mtp_detach_heads does not act without detach-mtp-heads, left" in told.out
+        idle = "override_transformer_config.mtp_loss_type does not act without train-mtp-heads-for-acceptance, left out"
+        assert idle in told.out
     wrong = ask(", MEGATRON_MTP_PATCHES: exempt-muons")
     assert wrong.code == 2 and "unknown patch 'exempt-muons'" in wrong.out
 
