@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron.core.utils import log_single_rank
 
-from megatron_overrides.mtp.frozen.trained_parts import UNTRAINED_HEADS, are_heads_disabled
+from megatron_overrides.mtp.frozen.trained_parts import UNTRAINED_HEADS, are_heads_disabled, is_main_model_frozen
 from megatron_overrides.settings.checks import changed_settings, spell
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,11 @@ def _log_absent_heads(names: str) -> None:
 
 
 def warn_of_untrained_heads(optimizer_config: Any, model_config: Any) -> None:
-    """Log one line that names the settings of MTP heads that act on nothing: heads are missing, or do not train."""
+    """Log one line that names the settings of MTP heads that act on nothing: heads are missing, or do not train.
+
+    Raises:
+        ValueError: the main model is frozen, and verl does not train its heads.
+    """
     names = changed_head_settings(optimizer_config, model_config)
     if not getattr(model_config, "mtp_num_layers", None):
         way = "mtp.enable=true and mtp.enable_train=true of verl" if "verl" in sys.modules else spell("mtp_num_layers")
@@ -55,6 +59,11 @@ def warn_of_untrained_heads(optimizer_config: Any, model_config: Any) -> None:
         why = f"{spell('disable_mtp_loss')} leaves the MTP heads untrained"
         names.remove("disable_mtp_loss")
     elif getattr(model_config, UNTRAINED_HEADS, False):
+        if is_main_model_frozen(model_config):
+            raise ValueError(
+                f"{spell('freeze_base_model_for_mtp')} trains only the MTP heads, and verl leaves these as they are: "
+                f"set mtp.enable_train=true"
+            )
         why = "verl loads the MTP heads and leaves them as they are. Set mtp.enable_train=true"
     else:
         return

@@ -59,6 +59,10 @@ def test_a_setting_that_ms_swift_would_not_read_is_named(doctor_of_file):
             "megatron: {override_transformer_config: {mtp-detach-heads: true}}",
             "did you mean override_transformer_config.",
         ),
+        (
+            "megatron: {override_transformer_config: {freeze_base_model_for_mtp: true}}}, model: {mtp: {enable: true}",
+            "freeze_base_model_for_mtp is refused unless mtp.enable_train=true",
+        ),
         ("optim: {override_optimizer_config: {mtp_lr: 1.0}}", "mtp_lr: no effect, because mtp.enable is not true"),
         ("megatron: {override_transformer_config: {mtp_loss_type: tvd}}", "must be one of"),
         ("optim: {override_optimizer_config: {grad_norm_skip_threshold: 0.0}}", "would skip every update"),
@@ -68,6 +72,7 @@ def test_what_verl_would_not_read_or_megatron_refuse_ends_with_2(doctor_of_file,
     text = f"actor_rollout_ref: {{actor: {{strategy: megatron, {place}}}}}\n"
     done = doctor_of_file(text + VARIABLES % "", name="verl.yaml")
     assert done.code == 2 and hint in done.out
+    assert "freeze_base_model_for_mtp: no effect" not in done.out
 
 
 HEADS = "  model: {mtp: {enable: true, enable_train: %s}}\n"
@@ -76,7 +81,7 @@ HEADS = "  model: {mtp: {enable: true, enable_train: %s}}\n"
 @pytest.mark.parametrize(
     "is_trained, hint",
     [
-        ("true", "disable_mtp_loss is refused with mtp.enable_train=true"),
+        ("true", "disable_mtp_loss is refused unless mtp.enable_train=false"),
         ("false", "\nmtp_clip_grad, mtp_detach_heads: no effect, because mtp.enable_train is not true, "),
     ],
 )

@@ -20,6 +20,6 @@ def test_a_patch_may_be_left_out_with_its_settings(patch, setting, tmp_path):
     (ended,) = run_ranks(1, partial(run_command, f"-{patch}", *words(tmp_path, 1, settings)))
     assert ended.code == 0 and " iteration        1/" in ended.output, ended.output[-3000:]
     if setting and not is_megatrons_own(setting):
-        given = (MEGATRON_BRIDGE.home_of(setting), setting)
-        (ended,) = run_ranks(1, partial(set_attributes, f"-{patch}", tmp_path, given))
+        attribute = (MEGATRON_BRIDGE.home_of(setting), setting)
+        (ended,) = run_ranks(1, partial(set_attributes, f"-{patch}", tmp_path, attribute))
         assert ended.code == 1 and says_why(ended.output, patch, setting), ended.output[-3000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import metadata
 from pathlib import Path
@@ -129,3 +130,11 @@ def test_the_file_that_mirrors_the_override_comes_first(tmp_path):
     ordered = sort_by_distance("megatron.opt:Optimizer.step lib.core.opt.clip:clip_by_norm", forked, tmp_path)
     names = ["test_clip", "test_names_it", "test_near", "test_far", "test_it"]
     assert [file.path.stem for file in ordered] == names
+
+
+def test_every_test_that_notices_an_edit_is_there():
+    """A renamed one would end the suites of the releases that run it by name."""
+    rows = json.loads((ROOT / "ci" / "noticed_edits.json").read_text(encoding="utf-8"))
+    tests = {test.partition("[")[0].partition("::") for noticing in rows.values() for test in noticing if "::" in test}
+    missing = [(file, name) for file, _, name in tests if f"def {name}(" not in (ROOT / file).read_text("utf-8")]
+    assert tests and not missing, missing

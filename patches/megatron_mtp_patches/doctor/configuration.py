@@ -28,7 +28,7 @@ class Configuration(NamedTuple):
         sections: the names and contents of those sections that the user writes.
         places: where its framework has settings of the patches.
         untrained_heads: why no MTP head trains; '' if one does, or if that is not known.
-        acts_on_untrained_heads: a setting of heads that acts all the same.
+        acting_without_heads: the settings of heads that act all the same.
         hints: what else keeps the settings of the patches from acting.
         patches: which patches it chooses or records, as in MEGATRON_MTP_PATCHES; '' where it does neither.
         shows_patches: something in it shows that the run has the patches.
@@ -40,7 +40,7 @@ class Configuration(NamedTuple):
     sections: list[tuple[str, Mapping[Any, Any]]]
     places: Places
     untrained_heads: str = ""
-    acts_on_untrained_heads: str = ""
+    acting_without_heads: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     patches: str = ""
     shows_patches: bool = True
@@ -54,9 +54,7 @@ def choice_in(record: object) -> str:
         return ""
     states = states_in(record)
     active = {id for id, state in states.items() if state not in (State.DISABLED, State.REFUSED)}
-    if (
-        f"profile={REPAIRS}" in record.split()
-    ):  # it takes what is no repair only where that is named, or a release has it
+    if f"profile={REPAIRS}" in record.split():  # what is no repair is applied only if it is named
         chosen = {id for id in active if states[id] in (State.APPLIED, State.PENDING)}
         named = [patch.id for patch in CATALOG if patch.id in chosen and not patch.is_repair]
         left_out = [f"-{patch.id}" for patch in CATALOG if patch.is_repair and patch.id not in active]
@@ -110,9 +108,9 @@ def find_problems(run: Configuration) -> list[str]:
     for source in reversed(run.sources):
         whole |= {name: value for name, value in vars(source).items() if value is not None}
     if run.untrained_heads:
-        of_heads = {name for name in _changed(whole) if name in _DECLARED and "mtp" in name}
-        if untrained := sorted(of_heads - {run.acts_on_untrained_heads}):
-            idle.append(f"{', '.join(untrained)}: no effect, because {run.untrained_heads}")
+        head_settings = {name for name in _changed(whole) if name in _DECLARED and "mtp" in name}
+        if without_effect := sorted(head_settings.difference(run.acting_without_heads)):
+            idle.append(f"{', '.join(without_effect)}: no effect, because {run.untrained_heads}")
     return list(dict.fromkeys([*idle, *_refusals(run, whole)]))
 
 

@@ -19,8 +19,9 @@ _PATCHES = {
 
 
 def find_idle_settings(sections: Iterable[tuple[str, Iterable[object]]], places: Places) -> Iterator[str]:
-    """Yield a sentence for each setting of the patches that does not act where it is set, with what to change.
+    """Yield why settings of the patches do not act where they are set, with what to change.
 
+    A sentence for each; the last one is for all that lack their patches, with the choice of patches that has them act.
     Whether a patch is left out is asked of the patches that are in force.
 
     Args:
@@ -38,7 +39,7 @@ def find_idle_settings(sections: Iterable[tuple[str, Iterable[object]]], places:
             elif name in places.sections.get(section, ()):
                 if patches := _patches_that_are_left_out(name, places):
                     lacking[where] = patches
-            elif any(name in names for names in places.sections.values()):
+            elif any(name in settings for settings in places.sections.values()):
                 yield f"{where} is not read there: it belongs in {places.home_of(name)}"
             else:
                 yield f"{where} does not act in this framework: take it out"
@@ -49,8 +50,9 @@ def find_idle_settings(sections: Iterable[tuple[str, Iterable[object]]], places:
 def _patches_that_are_left_out(name: str, places: Places) -> list[str]:
     """The patches without which a setting does not act, of those that are disabled or refused."""
     left_out = [patch for patch in places.carriers.get(name, ()) if _is_left_out(patch)]
-    own = _PATCHES[name]
-    return left_out + [own] * (_is_left_out(own) and not _is_megatrons_own(name))
+    if _is_left_out(_PATCHES[name]) and not _is_megatrons_own(name):
+        left_out.append(_PATCHES[name])
+    return left_out
 
 
 def _name_patches(lacking: dict[str, list[str]]) -> str:

@@ -31,25 +31,25 @@ def _names(settings: Iterable[Setting]) -> frozenset[str]:
     return frozenset(setting.name for setting in settings)
 
 
-_OF_OPTIMIZER = _names(SETTINGS_OF_OPTIMIZER)
-_OF_MODEL = _names(SETTINGS.values()) - _OF_OPTIMIZER
-_OF_MODEL_IN_MS_SWIFT = _names(setting for setting in SETTINGS.values() if setting.in_ms_swift) - _OF_OPTIMIZER
+_OPTIMIZER_SETTINGS = _names(SETTINGS_OF_OPTIMIZER)
+_MODEL_SETTINGS = _names(SETTINGS.values()) - _OPTIMIZER_SETTINGS
+_SWIFT_MODEL_SETTINGS = _names(setting for setting in SETTINGS.values() if setting.in_ms_swift) - _OPTIMIZER_SETTINGS
 _SCHEDULE = "mtp_loss_scaling_schedule"
 
-MEGATRON = Places({"TransformerConfig": _OF_MODEL, "OptimizerConfig": _OF_OPTIMIZER})
+MEGATRON = Places({"TransformerConfig": _MODEL_SETTINGS, "OptimizerConfig": _OPTIMIZER_SETTINGS})
 MEGATRON_BRIDGE = Places(
     # Configurations of models that have builders hold those of Megatron in a section `transformer`.
-    {"model": _OF_MODEL, "optimizer": _OF_OPTIMIZER, "transformer": _OF_MODEL},
+    {"model": _MODEL_SETTINGS, "optimizer": _OPTIMIZER_SETTINGS, "transformer": _MODEL_SETTINGS},
     {_SCHEDULE: ("schedule-mtp-loss-weight-in-megatron-bridge",)},
 )
 VERL = Places(
-    {"override_transformer_config": _OF_MODEL, "override_optimizer_config": _OF_OPTIMIZER},
+    {"override_transformer_config": _MODEL_SETTINGS, "override_optimizer_config": _OPTIMIZER_SETTINGS},
     {_SCHEDULE: ("schedule-mtp-loss-weight-in-verl",)},
 )
 MS_SWIFT = Places(
-    {"": _OF_OPTIMIZER | _OF_MODEL_IN_MS_SWIFT},
-    dict.fromkeys(_OF_OPTIMIZER, ("add-settings-to-ms-swift",))
-    | dict.fromkeys(_OF_MODEL_IN_MS_SWIFT, ("add-settings-to-ms-swift", "train-heads-in-mcore-bridge")),
+    {"": _OPTIMIZER_SETTINGS | _SWIFT_MODEL_SETTINGS},
+    dict.fromkeys(_OPTIMIZER_SETTINGS, ("add-settings-to-ms-swift",))
+    | dict.fromkeys(_SWIFT_MODEL_SETTINGS, ("add-settings-to-ms-swift", "train-heads-in-mcore-bridge")),
 )
 
 

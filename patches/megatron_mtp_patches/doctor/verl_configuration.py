@@ -11,6 +11,8 @@ from .configuration import Configuration, make_dtype, make_source, read_hugging_
 from .places import VERL, sections_of
 
 _OVERRIDES = ("override_transformer_config", "override_mcore_model_config", "override_ddp_config")
+# One leaves out their gradient buffers, the other leaves nothing to train.
+_ACT_ON_UNTRAINED_HEADS = ("disable_mtp_loss", "freeze_base_model_for_mtp")
 _PLACES = ("ray_kwargs", "ray_init", "runtime_env", "env_vars")  # of the variables of the workers
 _VARIABLE, _PACKAGE = "VERL_USE_EXTERNAL_MODULES", "megatron_mtp_patches"
 
@@ -74,8 +76,8 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
         sections=[*sections_of({"megatron": engine, "optim": optimizer, "model": model})],
         places=VERL,
         untrained_heads="" if model_settings.get("mtp_num_layers") else _why_no_head_trains(heads),
-        acts_on_untrained_heads="disable_mtp_loss" if heads.get("enable") else "",  # they have no gradient buffers then
-        hints=(*_missing_variable(variables), *_heads_that_cannot_be_skipped(model_settings, heads)),
+        acting_without_heads=_ACT_ON_UNTRAINED_HEADS if heads.get("enable") else (),
+        hints=(*_missing_variable(variables), *_refused_with_heads(model_settings, heads)),
         shows_patches=_imports_patches(variables),
         patches=str(variables.get(ENGINE.project.choice_variable) or "").strip(),
         notes=notes,
@@ -90,11 +92,13 @@ def _why_no_head_trains(heads: dict[str, Any]) -> str:
     return ""
 
 
-def _heads_that_cannot_be_skipped(model_settings: dict[str, Any], heads: dict[str, Any]) -> list[str]:
-    """What the run would end with in its first step."""
-    if model_settings.get("disable_mtp_loss") and heads.get("enable") and heads.get("enable_train"):
-        return ["override_transformer_config.disable_mtp_loss is refused with mtp.enable_train=true: set that to false"]
-    return []
+def _refused_with_heads(model_settings: dict[str, Any], heads: dict[str, Any]) -> list[str]:
+    """Say which setting ends the run before its second step, because the heads train or because they do not."""
+    trains = bool(heads.get("enable_train"))
+    name = "disable_mtp_loss" if trains else "freeze_base_model_for_mtp"
+    if not heads.get("enable") or not model_settings.get(name):
+        return []
+    return [f"override_transformer_config.{name} is refused unless mtp.enable_train={str(not trains).lower()}"]
 
 
 def _read_variables(content: dict[str, Any]) -> dict[str, Any]:

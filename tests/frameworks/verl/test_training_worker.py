@@ -201,6 +201,11 @@ def test_an_actor_without_heads_names_their_settings(make_worker, lacking, caplo
     assert re.match(rf".*{NAMED} have no effect: the model has no MTP heads. Add mtp.enable=true and", line)
 
 
+def test_a_frozen_main_model_with_heads_that_do_not_train_is_refused(make_worker):
+    with pytest.raises(ValueError, match="freeze_base_model_for_mtp.* verl leaves these as they are"):
+        make_worker({"freeze_base_model_for_mtp": True}, mtp={"enable": True})
+
+
 def test_heads_that_are_not_trained_need_no_gradient(make_worker, make_batch):
     worker = make_worker({"disable_mtp_loss": True}, mtp={"enable": True})
     update(worker, make_batch())

@@ -39,7 +39,7 @@ _LEFT_OUT = {
 }
 _READ = ("model", "optimizer", "ddp", "dist")
 # What a run has left in the configuration that it saved, and what fills weights.
-_OF_THE_RUN = {
+_LEFT_BY_THE_RUN = {
     "finalize_model_grads_func",
     "grad_scale_func",
     "mtp_grad_scale_func",
@@ -136,7 +136,7 @@ class BridgeRun:
 
     def _make(self, title: str) -> Any:
         config, section = _import("training.config"), self.content.get(title) or {}
-        section = {name: value for name, value in section.items() if name not in _OF_THE_RUN}
+        section = {name: value for name, value in section.items() if name not in _LEFT_BY_THE_RUN}
         own = {
             "optimizer": config.OptimizerConfig,
             "ddp": config.DistributedDataParallelConfig,

@@ -161,9 +161,9 @@ class VerlRun:
     def _leave_out(self, engine: dict[str, Any], optimizer: dict[str, Any], dtype: str) -> Iterator[tuple[str, Flag]]:
         """Take out what a small run leaves out. Yield the reason and the setting of each."""
         for name, (value, reason) in _ENGINE.items():
-            given = engine.pop(name, None)
-            if given and given != value:
-                yield reason, Flag(name, (str(given),))
+            current = engine.pop(name, None)
+            if current and current != value:
+                yield reason, Flag(name, (str(current),))
         if ((engine.pop("router_replay", None) or {}).get("mode") or "disabled") != "disabled":
             yield OWN_DATA, Flag("router_replay")
         for section in (engine.get(_MODEL) or {}, engine.get(_DDP) or {}, optimizer.get(_OPTIMIZER) or {}):
@@ -207,7 +207,7 @@ class VerlRun:
         engine, optimizer, model = self._read()
         list(self._leave_out(engine, optimizer, "bf16" if Flag("--bf16") in flags else "fp32"))
         provider = self._make_provider(str(model["path"]))
-        of_model, of_ddp, of_optimizer = (
+        model_overrides, ddp_overrides, optimizer_overrides = (
             dict(section.get(name) or {})
             for section, name in ((engine, _MODEL), (engine, _DDP), (optimizer, _OPTIMIZER))
         )
@@ -215,21 +215,26 @@ class VerlRun:
         places = (
             (_names(config.McoreEngineConfig), engine),
             (_names(config.McoreOptimizerConfig), optimizer),
-            (_names(type(provider)), of_model),
-            (_names(OptimizerConfig), of_optimizer),
-            (_names(DistributedDataParallelConfig), of_ddp),
+            (_names(type(provider)), model_overrides),
+            (_names(OptimizerConfig), optimizer_overrides),
+            (_names(DistributedDataParallelConfig), ddp_overrides),
         )
         absent = {field.name: field.absent for field in FIELDS.values()}
         for name, value in {**absent, **field_values(flags), **_VOCABULARY}.items():
-            for section in (of_model, of_ddp, of_optimizer):
+            for section in (model_overrides, ddp_overrides, optimizer_overrides):
                 section.pop(name, None)
             section = next((section for names, section in places if name in names), {})
             section[name] = value
-            if section is of_model and name in _names(DistributedDataParallelConfig):
-                of_ddp[name] = value
-        engine |= {_MODEL: of_model, _DDP: of_ddp, "use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+            if section is model_overrides and name in _names(DistributedDataParallelConfig):
+                ddp_overrides[name] = value
+        engine |= {
+            _MODEL: model_overrides,
+            _DDP: ddp_overrides,
+            "use_dynamic_bsz": False,
+            "micro_batch_size_per_gpu": 1,
+        }
         engine |= {"dtype": "bfloat16", "use_dist_checkpointing": True}  # from which nothing is loaded
-        optimizer |= {_OPTIMIZER: of_optimizer, "lr_decay_style": "constant", "lr_warmup_steps": 0}
+        optimizer |= {_OPTIMIZER: optimizer_overrides, "lr_decay_style": "constant", "lr_warmup_steps": 0}
         optimizer |= {"lr_warmup_steps_ratio": 0.0, "total_training_steps": 1000}
         model |= {"load_tokenizer": False, "use_fused_kernels": False}
         return engine, optimizer, model
