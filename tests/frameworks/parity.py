@@ -16,7 +16,7 @@ def compare(files, folder, *words, patches="none"):
     from megatron_mtp_patches.cli import main
 
     def run():
-        os.environ |= {"MEGATRON_MTP_PATCHES": patches, "HF_HUB_OFFLINE": "1"}
+        os.environ |= {"MEGATRON_MTP_PATCHES": patches, "HF_HUB_OFFLINE": "1", "USE_HF": "1"}
         sys.path.insert(0, str(STAND_IN))
         os._exit(main(["parity", "--json", "--ranks", "2", *words, "--batch", *map(str, files)]))
 

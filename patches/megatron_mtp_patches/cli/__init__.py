@@ -156,7 +156,7 @@ def make_parser() -> argparse.ArgumentParser:
     parity.add_argument(
         "--script", metavar="FILE", help="of the run (default: pretrain_gpt.py, here or beside Megatron)"
     )
-    parity.add_argument("--batch", nargs="+", metavar="FILE", help="runs in files, as for doctor, but not of ms-swift")
+    parity.add_argument("--batch", nargs="+", metavar="FILE", help="runs in files, as for doctor")
     parity.add_argument(
         "--ranks", type=int, choices=range(2, 9), default=4, metavar="N", help="most of a cut, up to 8 (default: 4)"
     )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..doctor.configuration import find_problems
+from ..doctor.configuration import Configuration, find_problems
 from ..doctor.launch_script import Command
 from ..doctor.run_files import read_runs
 from ..engine import UsageError
@@ -57,14 +57,19 @@ class Options(NamedTuple):
 class _Run(NamedTuple):
     """A run to study: its name, its script and its flags, or a framework's; or why it cannot be studied.
 
-    `hints` say what keeps its settings of the patches from acting.
+    `configuration` is what the file of a framework has.
     """
 
     name: str
     script: str | FrameworkRun = ""
     flags: tuple[str, ...] = ()
+    configuration: Configuration | None = None
     refusal: str = ""
-    hints: tuple[str, ...] = ()
+
+    def find_hints(self) -> list[str]:
+        """Say what keeps its settings of the patches from acting; Megatron must be importable, as after prepare()."""
+        run = self.configuration
+        return [] if run is None else [*find_problems(run), *run.hints]
 
 
 def compare_cuts(words: list[str], options: Options) -> int:
@@ -99,7 +104,7 @@ def _read_file(file: str, script: str | None) -> Iterator[_Run]:
             if isinstance(run, Command):
                 yield _Run(name, _find_script(run.script, run.flags, script), tuple(run.flags))
             else:
-                yield _Run(name, make_run(run), hints=(*find_problems(run), *run.hints))
+                yield _Run(name, make_run(run), configuration=run)
         except UsageError as error:
             yield _Run(name, refusal=str(error))
 
@@ -139,13 +144,14 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
         try:
             if run.refusal:
                 raise UsageError(run.refusal)
-            for hint in run.hints:
-                show(hint, style="yellow")
             trainer = run.script if isinstance(run.script, str) else run.script.trainer
             if trainer not in imported:
                 with _quiet():
                     prepare(run.script)
                 imported.add(trainer)
+            hints = run.find_hints()
+            for hint in hints:
+                show(hint, style="yellow")
             study, results = _study(run, options, show, start)
         except (MissingPackageError, UsageError) as error:
             if not is_batch:
@@ -154,7 +160,7 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
             answers.append({"run": run.name, "refused": str(error)})
             codes.append(error.exit_code)
         else:
-            answers.append({"run": run.name, "hints": list(run.hints), **describe_study(study, results)})
+            answers.append({"run": run.name, "hints": hints, **describe_study(study, results)})
             codes.append(_exit_code(results))
     order = (STAYS, GOES_AWAY, UsageError.exit_code, MissingPackageError.exit_code)
     code = next((one for one in order if one in codes), 0)

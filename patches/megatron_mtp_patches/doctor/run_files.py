@@ -11,20 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..engine import UsageError
-from .configuration import Configuration, choice_in, make_dtype, make_source, read_hugging_face_sizes
+from . import ms_swift_configuration
+from .configuration import Configuration, choice_in, make_source
 from .launch_script import Command, read_commands
-from .places import MEGATRON_BRIDGE, MS_SWIFT, sections_of
+from .places import MEGATRON_BRIDGE, sections_of
 from .verl_configuration import read_roles
 
 _KINDS = (
     "MODEL_ARGS, as a recipe of Megatron-LM's functional tests; a section `model`, as a run_config.yaml of "
     "Megatron-Bridge; `actor_rollout_ref`, as a configuration that verl composes; nor the name of a `model` or "
     "`mcore_model` with `micro_batch_size` or the like, as an args.json or a YAML file of ms-swift"
-)
-# Arguments of ms-swift's Megatron commands, of which its others have none. Each has a default, so a file may lack some.
-_ARGUMENTS_OF_MS_SWIFT = re.compile(
-    r"(micro|global)_batch_size|train_iters|mtp_num_layers|mcore_model"
-    r"|(tensor_model|pipeline_model|context|expert_model)_parallel_size"
 )
 
 
@@ -64,19 +60,8 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         ]
     if isinstance(content.get("actor_rollout_ref"), dict):
         return [(f"{file} {role}", configuration) for role, configuration in read_roles(content).items()]
-    if _is_of_ms_swift(content):
-        sizes, notes = read_hugging_face_sizes(content.get("model"), has_heads=False)
-        # As ms-swift's arguments set it, which its YAML file does not say.
-        fixed = [SimpleNamespace(use_distributed_optimizer=False)] if "muon" in str(content.get("optimizer")) else []
-        sources = [*fixed, make_source(content), make_dtype(content.get("torch_dtype")), *sizes]
-        untrained = "" if content.get("mtp_num_layers") else "mtp_num_layers is not set, so the model has no MTP heads"
-        has_arguments = not MS_SWIFT.sections[""].isdisjoint(content)  # which the patches add to ms-swift's
-        return [
-            (
-                str(file),
-                Configuration(sources, [("", content)], MS_SWIFT, untrained, shows_patches=has_arguments, notes=notes),
-            )
-        ]
+    if ms_swift_configuration.is_one(content):
+        return [(str(file), ms_swift_configuration.read(content))]
     if isinstance(content.get("model"), dict):
         sections = [*sections_of(content)]
         read = [section for name, section in sections[1:] if name in content or name in MEGATRON_BRIDGE.sections]
@@ -99,12 +84,6 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
             )
         ]
     raise UsageError(f"it has neither {_KINDS}")
-
-
-def _is_of_ms_swift(content: dict[Any, Any]) -> bool:
-    """It names a model, which other files describe in a section or by another name, and has arguments of Megatron."""
-    has_model = any(isinstance(content.get(name), str) for name in ("model", "mcore_model"))
-    return has_model and any(_ARGUMENTS_OF_MS_SWIFT.fullmatch(str(name)) for name in content)
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ PATCH = Patch(
     id="train-heads-in-mcore-bridge",
     summary="Let the settings of MTP heads act in the models of mcore-bridge (ms-swift)",
     package="mcore-bridge",
+    is_repair=True,
     problem="mcore-bridge, with which ms-swift trains Megatron models, has its own MTP layer and its own MTP loss. "
     "`mtp_detach_heads` is accepted there and detaches nothing, on native 0.19 too, while the heads are clipped "
     "separately and missing in the grad norm. Under tensor parallelism mcore-bridge counts the acceptance rate on "
@@ -30,8 +31,6 @@ PATCH = Patch(
     undetected="Only runs under mcore-bridge have the defect.",
     numerics="With the settings, as on their pages; the acceptance rate, as above; under context parallelism, as on "
     "the page of `count-mtp-tokens-over-ranks`.",
-    unasked="In mcore-bridge the acceptance rate is that of the whole vocabulary, context-parallel ranks weigh the "
-    "tokens of heads by the count of all, and passes without gradients compute no MTP loss.",
     notes=("It patches mcore-bridge. If the package is not installed, the patch is pending.",),
     edits=(
         Wrap(f"{_MODEL}.__init__", f"{_OVERRIDES}:refuse_settings"),

@@ -106,6 +106,7 @@ class Study:
     def __init__(self, script: str | FrameworkRun, small: SmallRun, data: str) -> None:
         self.small, self.data = small, data
         self.applied = applied_patches()
+        self.carriers = () if isinstance(script, str) else script.carriers
         self.all_are_applied = len(self.applied) == len(status())
         has_own_layers = Flag("--transformer-impl", ("local",)) in small.flags
         if not has_own_layers and not rehearsal.with_transformer_engine():
@@ -182,8 +183,8 @@ class Study:
         return [one for one in explanations if one.defect.patch in needed] or explanations
 
     def _is_equal_with(self, cut: Cut, patches: list[str]) -> bool | None:
-        """Whether the cut is equal with these patches in addition to those of this process."""
-        return self._is_equal(cut, ",".join([*self.applied, *patches]))
+        """Whether the cut is equal with these patches in addition to those of this process, and with their carriers."""
+        return self._is_equal(cut, ",".join([*self.applied, *self.carriers, *patches]))
 
     def _is_equal(self, cut: Cut, patches: str) -> bool | None:
         """Whether the cut equals one rank with other patches; None where one of the two does not train."""

@@ -27,6 +27,7 @@ MODELS = (
     "megatron.core.models.gpt.gpt_model:GPTModel",
     "megatron.core.models.hybrid.hybrid_model:HybridModel",
     "megatron.core.models.mamba.mamba_model:MambaModel",
+    "mcore_bridge.model.gpt_model:GPTModel",
 )
 _LINE = re.compile(r"iteration +\d+/ +\d+ \|.*")
 _PAIR = re.compile(r"\| *([^|:]+): +([-+\d.naifE]+)")
@@ -42,6 +43,10 @@ class FrameworkRun(Protocol):
 
     not_covered: str
     """What of such runs parity does not compare, as a clause."""
+
+    @property
+    def carriers(self) -> tuple[str, ...]:
+        """The ids of the patches without which some others do not act in its models."""
 
     def import_trainer(self) -> None:
         """Import the framework. Raises MissingPackageError where it does not import."""

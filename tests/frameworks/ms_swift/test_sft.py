@@ -3,6 +3,10 @@
 from functools import partial
 
 import pytest
+import yaml
+from megatron_mtp_patches.doctor.findings import diagnose_sources
+from megatron_mtp_patches.doctor.ms_swift_configuration import DEFAULTS
+from megatron_mtp_patches.doctor.run_files import read_runs
 
 from ..flipped_bit import FLIPPED, flip_bit
 
@@ -68,6 +72,22 @@ def test_it_goes_on_from_its_checkpoint_as_if_it_had_not_ended(run_shown, traine
     assert numbers(lines) == numbers(uninterrupted)
     assert lines[0][RATE_SO_FAR] == lines[0][RATE] != uninterrupted[0][RATE_SO_FAR]  # it counts since the start
     assert numbers(resumed.evaluation) == numbers(trained.evaluation[1:])
+
+
+def test_its_defects_are_those_by_its_arguments_alone(trained, folder, shown_commands):
+    """A YAML file has these alone, so what `doctor` assumes of the others has to be what ms-swift has."""
+    words = shown_commands["train"][0]
+    words = words[words.index("sft") + 1 :]
+    given = {
+        name.removeprefix("--"): yaml.safe_load(value) for name, value in zip(words[::2], words[1::2], strict=True)
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(given))
+    runs = [read_runs(file)[0][1] for file in (folder / "swift_output/trained/args.json", folder / "run.yaml")]
+    saved, read = ({finding.id for finding in diagnose_sources(run.sources, None)} for run in runs)
+    assert saved == read and "ML-7452c" in read
+    arguments = runs[0].sources[1]
+    wrong = [name for name in DEFAULTS.keys() - given.keys() if getattr(arguments, name) not in (None, DEFAULTS[name])]
+    assert not wrong  # None stands for what a model without experts lacks
 
 
 def test_a_watch_names_a_bit_that_flips_in_a_frozen_weight_of_a_rank(megatron, trained):

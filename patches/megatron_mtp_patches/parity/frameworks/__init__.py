@@ -1,27 +1,23 @@
 """The runs of frameworks, made small and trained by their own loops.
 
 A framework has objects with settings in place of flags. fields.py reads their layout as flags of Megatron's trainer, so
-that a run has the same cuts, and sets what the flags of a cut say. megatron_bridge.py and verl.py train it.
+that a run has the same cuts, and sets what the flags of a cut say; the other files train it.
 """
 
 from __future__ import annotations
 
 from ...doctor.configuration import Configuration
 from ...doctor.places import MEGATRON_BRIDGE, VERL
-from ...engine import UsageError
 from ..training import FrameworkRun
 from .megatron_bridge import BridgeRun
+from .ms_swift import SwiftRun
 from .verl import VerlRun
 
 
 def make_run(configuration: Configuration) -> FrameworkRun:
-    """The run of a framework's configuration.
-
-    Raises:
-        UsageError: parity trains no runs of this framework.
-    """
+    """The run of a framework's configuration."""
     if configuration.places is MEGATRON_BRIDGE:
         return BridgeRun(configuration.content)
     if configuration.places is VERL:
         return VerlRun(configuration.content)
-    raise UsageError("parity trains no runs of ms-swift; `doctor --batch` names the known defects that affect this one")
+    return SwiftRun(configuration.content)

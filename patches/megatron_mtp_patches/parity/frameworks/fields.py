@@ -93,7 +93,7 @@ def read_flags(sections: Iterable[Any], dtype: str) -> list[Flag]:
             continue
         if isinstance(value, bool):
             flags.append(Flag(name))
-        elif value != 1 or name == "--expert-tensor-parallel-size":
+        else:
             flags.append(Flag(name, tuple(map(str, value if isinstance(value, list) else [value]))))
     return flags
 
@@ -201,16 +201,22 @@ def refuse_other_models(chunks: Iterable[Any]) -> None:
     Raises:
         UsageError: a chunk is none of these models.
     """
-    names = [name.rpartition(":")[2] for name in MODELS]
     for model in chunks:
-        while type(model).__name__ not in names and hasattr(model, "module"):  # a wrapper
+        while _path(model) not in MODELS and hasattr(model, "module"):  # a wrapper
             model = model.module
-        if type(model).__name__ not in names:
-            raise UsageError(f"the run builds a {type(model).__name__}, and parity trains {', '.join(names)}")
+        if _path(model) not in MODELS:
+            names = ", ".join(dict.fromkeys(name.rpartition(":")[2] for name in MODELS))
+            raise UsageError(f"the run builds a {_path(model)}, and parity trains {names}")
+
+
+def _path(model: Any) -> str:
+    return f"{type(model).__module__}:{type(model).__qualname__}"
 
 
 def refuse_unknown(title: str, section: dict[str, Any], instance: Any) -> None:
     """Refuse settings of a section that the object made of it lacks, unless they say what is so without them.
+
+    The title is '' where the section is the whole file.
 
     Raises:
         UsageError: there is one; it names the patch that adds it, or says that the framework is another one.
@@ -225,6 +231,7 @@ def refuse_unknown(title: str, section: dict[str, Any], instance: Any) -> None:
         patch, default = added.get(name, ("", None))
         if name.startswith("_") or hasattr(instance, name) or value in (None, default):
             continue
+        place = f"{title}.{name}" if title else name
         if patch:
-            raise UsageError(f"{title}.{name} comes with the patch {patch}, which is left out or refused: see `status`")
-        raise UsageError(f"{title}.{name}: the {type(instance).__name__} that is installed has no such field")
+            raise UsageError(f"{place} comes with the patch {patch}, which is left out or refused: see `status`")
+        raise UsageError(f"{place}: the {type(instance).__name__} that is installed has no such field")

@@ -64,6 +64,7 @@ class BridgeRun:
     content: dict[str, Any]
     trainer = "Megatron-Bridge's pretrain"
     not_covered = "data and packed sequences, and a forward step other than gpt_step's"
+    carriers = ()
 
     def import_trainer(self) -> None:
         """Import Bridge, so that the ranks need not.

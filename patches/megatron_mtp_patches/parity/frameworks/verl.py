@@ -48,6 +48,7 @@ class VerlRun:
     content: dict[str, Any]
     trainer = "verl's TrainingWorker with its loss of SFT"
     not_covered = "losses of RL, rollouts, the critic and the reference model"
+    carriers = ()
 
     def import_trainer(self) -> None:
         """Import verl and Megatron-Bridge, so that the ranks need not.
