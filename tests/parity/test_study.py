@@ -46,7 +46,7 @@ def study_cut(monkeypatch):
             study, "known_explanations", lambda *values: [(one, one.patch == "both") for one in defects]
         )
         self = study.Study.__new__(study.Study)
-        vars(self).update(small=None, data="whole", applied=["own"], all_are_applied=False)
+        vars(self).update(small=None, data="whole", applied=["own"], carriers=(), all_are_applied=False)
         vars(self).update(trainings=trainings, reference=reference)
         return self._study(Cut("TP2", 2, flags))
 
