@@ -28,7 +28,7 @@ def megatron_edits() -> dict[str, list[str]]:
 
     megatrons = {patch.id for patch in CATALOG if not patch.package}
     patches = {name: [patch for patch, _ in some if patch in megatrons] for name, some in declared().items()}
-    return {name: ids for name, ids in patches.items() if ids and not name.startswith("megatron.bridge.")}
+    return {name: ids for name, ids in patches.items() if ids and not name.startswith(("megatron.bridge.", "swift."))}
 
 
 def _added(edit: Any) -> str:

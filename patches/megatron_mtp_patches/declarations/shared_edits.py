@@ -104,6 +104,11 @@ def divide_aux_losses(override: str) -> tuple[Wrap, ...]:
             "megatron_overrides.frameworks.bridge:mark_training_log",
             check_source=False,
         ),
+        Wrap(
+            "swift.megatron.trainers.base:BaseMegatronTrainer._log_callback",
+            "megatron_overrides.frameworks.ms_swift:mark_training_log",
+            check_source=False,
+        ),
         *(Wrap(division, f"megatron_overrides.moe.logged_losses:{override}") for division in divisions),
     )
 

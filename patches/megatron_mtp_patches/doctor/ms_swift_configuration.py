@@ -51,7 +51,7 @@ def read(content: dict[Any, Any]) -> Configuration:
             make_source(content),
             make_dtype(content.get("torch_dtype") or "bfloat16"),
             *sizes,
-            SimpleNamespace(**defaults),
+            SimpleNamespace(**defaults, is_of_ms_swift=True),
         ],
         sections=[("", content)],
         places=MS_SWIFT,

@@ -27,7 +27,8 @@ PATCH = Patch(
     "repeated head of a hybrid model with experts (0.17 to 0.19): its auxiliary loss counts once, as in a GPT. "
     "The gradient of the z-loss is not touched.",
     notes=(
-        "A trainer other than Megatron-LM's own and Megatron-Bridge's passes `num_moe_layers` to get the right mean.",
+        "A trainer other than Megatron-LM's own, Megatron-Bridge's and ms-swift's passes `num_moe_layers` to get the "
+        "right mean.",
     ),
     is_repair=True,
     probe=Probe(

@@ -19,6 +19,20 @@ def save_model(folder):
     save_tokenizer(folder)
 
 
+def save_mixture(folder):
+    """Save a Qwen3 of two layers with two experts each, to which each token goes, likewise."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Qwen3MoeConfig(
+        vocab_size=320, num_key_value_heads=2, head_dim=16, num_experts=2, num_experts_per_tok=2, **sizes
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder)
+
+
 def save_data(folder):
     """Save questions with answers: sft.jsonl, dpo.jsonl with answers to reject, and pt.jsonl as texts."""
     rows = {"sft": [], "dpo": [], "pt": []}

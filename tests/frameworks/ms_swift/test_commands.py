@@ -1,10 +1,11 @@
-"""The other commands of ms-swift train MTP heads: pt, dpo, samples without padding, adapters, the repairs alone."""
+"""Other runs of ms-swift: pt, dpo, packed samples, adapters, the repairs alone, experts beside a frozen model."""
 
 import pytest
 
 from tests.end_to_end.conftest import launch
 
 from .conftest import COMMAND, read_log
+from .save_model import save_mixture
 
 pytestmark = pytest.mark.forked("torch")
 
@@ -31,6 +32,15 @@ def test_heads_train_and_the_main_model_does_not_depend_on_the_weight_of_their_l
     assert all(line["mtp_grad_norm"] > 0.0 and line["mtp_1_loss"] > 0.0 for line in once)
     assert scaled[0]["mtp_grad_norm"] == pytest.approx(9.0 * once[0]["mtp_grad_norm"], rel=1e-2)
     assert [line["loss"] for line in once] == [line["loss"] for line in scaled]
+
+
+@pytest.mark.parametrize("settings", [[], ["--freeze_base_model_for_mtp", "true"]], ids=["all train", "heads alone"])
+def test_the_auxiliary_loss_is_logged_as_the_mean_of_the_layers_that_have_one(megatron, folder, settings):
+    """As each token goes to each expert, that of a layer is 1."""
+    save_mixture(folder / "mixture")
+    model = ["--model", "mixture", "--model_type", "qwen3_moe", "--template", "qwen3", "--moe_aux_loss_coeff", "0.01"]
+    (line,) = megatron("sft", "sft", f"mixture {len(settings)}", 1, *model, *settings, *NOT_SAVED).training
+    assert line["load_balancing_loss"] == pytest.approx(1.0, rel=1e-2)
 
 
 def test_the_repairs_alone_train_as_the_page_shows(shown_commands, folder, monkeypatch):
