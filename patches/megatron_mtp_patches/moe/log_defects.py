@@ -59,8 +59,8 @@ DEFECTS = (
         unless=Gap(
             lambda run: not (run.is_of_megatron_trainer or run.is_of_megatron_bridge or run.is_of_ms_swift),
             when="other trainers than Megatron-LM's, Megatron-Bridge's and ms-swift's, unless they pass num_moe_layers",
-            because="only in the trainers of Megatron-LM, Megatron-Bridge and ms-swift the number of MoE layers is known, "
-            "unless another one passes num_moe_layers to track_moe_metrics",
+            because="only in the trainers of Megatron-LM, Megatron-Bridge and ms-swift the number of MoE layers is "
+            "known, unless another one passes num_moe_layers to track_moe_metrics",
         ),
     ),
     Defect(
