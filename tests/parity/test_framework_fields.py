@@ -63,13 +63,14 @@ def test_the_fields_of_a_layout_have_the_cuts_of_its_flags():
     from megatron_mtp_patches.parity.frameworks.fields import read_flags, read_settings
     from megatron_mtp_patches.parity.small import shrink
 
-    sections = [Model(**LAYOUT), SimpleNamespace(use_distributed_optimizer=True, overlap_grad_reduce=True)]
+    others = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "recompute_num_layers": 1}
+    sections = [Model(**LAYOUT), SimpleNamespace(**others)]
     settings = read_settings(sections)
     flags = (
         "--num-layers 24 --num-experts 64 --tensor-model-parallel-size 8 --sequence-parallel --context-parallel-size 2 "
         "--cp-comm-type a2a --expert-model-parallel-size 16 --expert-tensor-parallel-size 1 --overlap-grad-reduce "
         "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 3 --use-distributed-optimizer "
-        "--untie-embeddings-and-output-weights"
+        "--untie-embeddings-and-output-weights --recompute-num-layers 1"
     )
     small = shrink(flags.split(), "fp32")
     expected, cuts = cuts_of(small.flags, small.settings), cuts_of(read_flags(sections, "fp32"), settings)
