@@ -124,6 +124,7 @@ CATALOG = (
 
 _CORE, _TRAINING = "megatron.core", "megatron.training"
 _BRIDGE_CONFIG = "megatron.bridge.training.config"
+_BRIDGE_OVERRIDES = "megatron.bridge.training.utils.omegaconf_utils"
 _VERL_ENGINE = "verl.workers.engine.megatron.transformer_impl:MegatronEngine"
 # Always applied, not selectable: the check that all ranks have the same patches, their record in each run, the line
 # that counts the known defects of Megatron that affect it, the check that each setting of a patch acts where it is set,
@@ -160,6 +161,11 @@ BASE = (
                         f"{_BRIDGE_CONFIG}:ConfigContainer.validate",
                         "run_record.refuse_idle_settings:check_bridge_container",
                     ),
+                    (
+                        f"{_BRIDGE_OVERRIDES}:parse_hydra_overrides",
+                        "run_record.refuse_idle_settings:check_bridge_overrides",
+                    ),
+                    (f"{_BRIDGE_OVERRIDES}:apply_overrides", "run_record.refuse_idle_settings:check_bridge_values"),
                     ("verl.utils.config:omega_conf_to_dataclass", "run_record.refuse_idle_settings:check_verl_section"),
                     (f"{_VERL_ENGINE}.__init__", "run_record.refuse_idle_settings:check_verl_engine"),
                     ("swift.utils.utils:parse_args", "run_record.refuse_idle_settings:check_swift_arguments"),

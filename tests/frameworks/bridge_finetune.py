@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from bridge_pretrain import apply_settings, configure
+from bridge_pretrain import configure
 from byte_tokenizer import save_tokenizer
 
 
@@ -77,16 +77,18 @@ def distil(configuration, teacher):
     distill(configuration)
 
 
-def main(folder, kind, iterations, *settings):
+def main(folder, kind, iterations, *overrides):
+    from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+
     folder = Path(folder)
     (folder / kind).mkdir(exist_ok=True)
     configuration = configure(folder / kind, int(iterations))
     if kind == "distill":
-        apply_settings(configuration, settings)
+        process_config_with_overrides(configuration, cli_overrides=list(overrides))
         distil(configuration, teacher=configure(folder, 1).model)
     else:
         prepare_finetuning(configuration, folder, kind)
-        apply_settings(configuration, settings)
+        process_config_with_overrides(configuration, cli_overrides=list(overrides))
         finetune(configuration)
 
 

@@ -1,11 +1,10 @@
 """Pretrain a tiny GPT with an MTP head by Megatron-Bridge's own `pretrain`, on mock data.
 
-    python bridge_pretrain.py FOLDER ITERATIONS model.mtp_detach_heads=True model.mtp_loss_type=tv ...
+    python bridge_pretrain.py FOLDER ITERATIONS model.mtp_detach_heads=true model.mtp_loss_type=tv ...
 
-Saves to FOLDER/checkpoints after ITERATIONS, and goes on from a checkpoint that is there.
+What follows ITERATIONS are overrides in Hydra's syntax. Saves to FOLDER/checkpoints after ITERATIONS, and goes on from a checkpoint that is there.
 """
 
-import ast
 import sys
 from pathlib import Path
 
@@ -69,30 +68,13 @@ def configure(folder, iterations):
     )
 
 
-def read_value(text):
-    """The Python value that `text` spells, or the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
-
-
-def apply_settings(configuration, settings):
-    """Set the fields that `GROUP.FIELD=VALUE` name; a field that there is not is an error."""
-    for setting in settings:
-        path, _, value = setting.partition("=")
-        group, _, field = path.partition(".")
-        if not hasattr(getattr(configuration, group, None), field):
-            raise AttributeError(f"{setting}: there is no {path}; is its patch left out?")
-        setattr(getattr(configuration, group), field, read_value(value))
-
-
-def main(folder, iterations, *settings):
+def main(folder, iterations, *overrides):
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
+    from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
     configuration = configure(Path(folder), int(iterations))
-    apply_settings(configuration, settings)
+    process_config_with_overrides(configuration, cli_overrides=list(overrides))
     pretrain(configuration, forward_step)
 
 

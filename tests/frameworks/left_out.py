@@ -27,4 +27,9 @@ def is_megatrons_own(setting):
 
 
 def says_why(output, patch, setting):
-    return f"{setting} does not act without {patch}, left out by MEGATRON_MTP_PATCHES: set " in output
+    return describe(patch, setting) in output
+
+
+def describe(patch, setting):
+    """Why the setting does not act, but for the choice of patches to set."""
+    return f"{setting} does not act without {patch}, left out by MEGATRON_MTP_PATCHES: set "

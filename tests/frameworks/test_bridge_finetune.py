@@ -18,7 +18,7 @@ pytestmark = pytest.mark.forked("bridge")
 
 SCRIPT = str(Path(__file__).with_name("bridge_finetune.py"))
 DETACHED = ("model.mtp_detach_heads=True", "optimizer.mtp_clip_grad=0.05", "optimizer.grad_norm_skip_threshold=100.0")
-NO_CHECKPOINT = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
+NO_CHECKPOINT = ("checkpoint.save=null", "checkpoint.load=null", "validation.eval_iters=0")
 WANDB = ("logger.wandb_project=heads", "logger.wandb_exp_name=sft")
 
 

@@ -26,7 +26,7 @@ BESIDE = {
 }
 VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-3}  # where an example does not fit the model
 REFUSALS = {"muon_split_gdn": "(OptimizerConfig.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
-SHORT = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
+SHORT = ("checkpoint.save=null", "checkpoint.load=null", "validation.eval_iters=0")
 
 
 @pytest.mark.real_process("in the others all patches are in force")

@@ -6,7 +6,8 @@ A command line of Megatron's trainer needs no such check, because its parser doe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 from megatron_overrides.model_chunks import as_list
@@ -40,6 +41,27 @@ def check_bridge_container(call: Call) -> Any:
     sections = {"": call.instance, **vars(call.instance)}
     # A field that is there may still lack the patch without which Bridge does not act on it.
     _refuse(((name, [*_strays(one), *changed_settings(one)]) for name, one in sections.items()), MEGATRON_BRIDGE)
+    return call.proceed()
+
+
+def check_bridge_overrides(call: Call) -> Any:
+    """Wraps parse_hydra_overrides(cfg, overrides) of Megatron-Bridge: a misplaced one ends in an error of Hydra's.
+
+    Raises:
+        ValueError: one of the overrides, with or without `+`, is such a setting.
+    """
+    paths = (word.lstrip("+~").partition("=")[0].split(".") for word in call["overrides"])
+    _refuse(((path[-2] if len(path) > 1 else "", path[-1:]) for path in paths), MEGATRON_BRIDGE)
+    return call.proceed()
+
+
+def check_bridge_values(call: Call) -> Any:
+    """Wraps apply_overrides(config_obj, overrides_dict, excluded_fields) of Megatron-Bridge, which skips unknown names.
+
+    Raises:
+        ValueError: such a setting is among them.
+    """
+    _refuse(_skipped(call["config_obj"], call["overrides_dict"]), MEGATRON_BRIDGE)
     return call.proceed()
 
 
@@ -97,6 +119,14 @@ def _strays(config: Any) -> list[str]:
     """The attributes of a dataclass that are none of its fields."""
     fields = getattr(type(config), "__dataclass_fields__", None)
     return sorted(vars(config).keys() - fields.keys()) if fields else []
+
+
+def _skipped(config: Any, values: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, list[str]]]:
+    """The name of each section of `config`, and those of `values` for it that are none of its attributes."""
+    yield section, [name for name in values if not hasattr(config, name)]
+    for name, value in values.items():
+        if isinstance(value, Mapping) and is_dataclass(inner := getattr(config, name, None)):
+            yield from _skipped(inner, value, name)
 
 
 def _refuse(sections: Iterable[tuple[str, Iterable[Any]]], places: Places) -> None:
