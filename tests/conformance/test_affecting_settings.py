@@ -9,6 +9,7 @@ from megatron_mtp_patches.doctor.findings import RunSettings
 
 pytestmark = pytest.mark.forked("python")
 
+PARSED = {"yaml_cfg": None}  # by Megatron's own parser, so its own trainer trains
 REPEATED = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}
 GRAPHS = {"cuda_graph_impl": "local"}
 PACKED = {"sft": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
@@ -91,8 +92,9 @@ FUSED_EXPERTS = {
         ("sinkhorn-without-bound", SINKHORN, True),
         ("sinkhorn-without-bound", {**SINKHORN, "moe_router_load_balancing_type": ["aux_loss"]}, False),
         ("sinkhorn-without-bound", {**SINKHORN, "num_experts": None}, False),
-        ("ML-6238", {"log_interval": 1}, True),
-        ("ML-6238", {"log_interval": 10, "load": "x"}, False),
+        ("ML-6238", {**PARSED, "log_interval": 1}, True),
+        ("ML-6238", {**PARSED, "log_interval": 10, "load": "x"}, False),
+        ("ML-6238", {"log_interval": 1}, False),
         ("ML-4103", PACKED, True),
         ("ML-4103", {**PACKED, "mtp_num_layers": 1}, False),
         ("ML-4103", {**PACKED, "virtual_pipeline_model_parallel_size": 2}, False),
@@ -191,6 +193,9 @@ FUSED_EXPERTS = {
         ("ML-4395", {"transformer_impl": "local", "freeze_ViT": True}, True),
         ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3}, True),
         ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3, "use_megatron_fsdp": True}, False),
+        ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3, "load_optim": False}, False),  # in Megatron-Bridge
+        ("ML-7173", {**PARSED, "load": "x", "decoupled_lr": 1e-3, "override_opt_param_scheduler": True}, True),
+        ("ML-7173", {"load": "x", "decoupled_lr": 1e-3, "override_opt_param_scheduler": True}, False),
         ("ML-4133", {"use_megatron_fsdp": True, "use_precision_aware_optimizer": True}, True),
         (
             "ML-4133",

@@ -18,6 +18,8 @@ from ..megatron_engine import ENGINE
 
 # What Megatron's configurations call differently from its command line.
 OTHER_NAMES = {"num_experts": "num_moe_experts"}
+# What Megatron-Bridge says the other way round.
+_OPPOSITES = {f"no_{name}": name for name in ("load_optim", "load_rng", "save_optim", "save_rng")}
 
 
 class RunSettings:
@@ -38,7 +40,11 @@ class RunSettings:
     def __getattr__(self, name: str) -> Any:
         names = (name, OTHER_NAMES.get(name, name))
         values = (getattr(source, one, None) for source in self._sources for one in names)
-        return next((value for value in values if value is not None), None)
+        value = next((value for value in values if value is not None), None)
+        if value is None and name in _OPPOSITES:
+            opposite = getattr(self, _OPPOSITES[name])
+            return None if opposite is None else not opposite
+        return value
 
 
 @dataclass(frozen=True)

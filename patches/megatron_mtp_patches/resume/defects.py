@@ -77,7 +77,10 @@ DEFECTS = (
         severity=4,
         signs=Sign(_LOADING, has='param_group["max_lr"] = max_lr'),
         affects=lambda run: (
-            loads_optimizer(run) and run.override_opt_param_scheduler and _has_learning_rates_of_groups(run)
+            run.is_of_megatron_trainer
+            and loads_optimizer(run)
+            and run.override_opt_param_scheduler
+            and _has_learning_rates_of_groups(run)
         ),
         when="--load with --override-opt-param-scheduler, and --decoupled-lr or --use-mup",
         more_links=("NVIDIA/Megatron-LM#3720",),

@@ -69,7 +69,7 @@ DEFECTS = (
             has="should_reset = not is_first_iteration",
             lacks=("should_reset_loss_stats", "not is_first_iteration or"),
         ),
-        affects=lambda run: run.log_interval == 1,
+        affects=lambda run: run.is_of_megatron_trainer and run.log_interval == 1,
         when="--log-interval 1",
         instead="--log-interval 2 or more",
         more_links=(
