@@ -1,5 +1,7 @@
 """`doctor --batch FILES` names settings of the patches that do not act, or that Megatron would refuse."""
 
+import json
+
 import pytest
 
 from .test_doctor_of_files import ACTOR, VARIABLES
@@ -30,6 +32,14 @@ def test_settings_that_do_not_act_in_bridge_end_with_2(doctor_of_file, monkeypat
     done = doctor_of_file(text, name="run_config.yaml")
     assert done.code == (2 if hint else 0) and hint in done.out, done.out
     assert ("did you mean" in done.out or "not read there" in done.out or "mtp_" in done.out) is bool(hint)
+    assert f" {int(bool(hint))} with settings that do not act or are refused, 0 that cannot be checked." in done.out
+
+
+def test_settings_that_do_not_act_are_counted_for_programs(doctor_of_file):
+    texts = {False: "model: {mtp_num_layers: 1}\n", True: "model: {mtp_num_layers: 1, mtp_loss_tpye: tv}\n"}
+    for has_idle_settings, text in texts.items():
+        (run,) = json.loads(doctor_of_file(text, "--json", name="run_config.yaml").out)["runs"]
+        assert run["has_idle_settings"] is has_idle_settings and not run["refused"]
 
 
 def test_what_keeps_the_settings_of_verl_from_acting_is_named(doctor_of_file):

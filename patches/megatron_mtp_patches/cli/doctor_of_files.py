@@ -39,7 +39,7 @@ class Diagnosis(NamedTuple):
         hints: the flags that Megatron does not know, what may be meant, what the file leaves open, and what keeps
             settings of the patches from acting.
         has_idle_settings: a flag that Megatron does not know resembles one of its own, or something keeps settings of
-            the patches in a configuration from acting.
+            the patches in a configuration from acting, or they are refused.
         may_lack_patches: nothing shows that the run has the patches, so no finding counts as removed.
         world_size: the number of ranks for which the defects were looked for; None where a configuration has none.
         is_sized: the command line or the file says so; else it is the smallest that fits.
@@ -79,6 +79,7 @@ def diagnose_files(files: list[str], world_size: int | None, transformer_engine:
                 "unusable": one.unusable,
                 "refused": one.refusal,
                 "world_size": one.world_size,
+                "has_idle_settings": one.has_idle_settings,
                 "hints": one.hints,
                 "defects": [asdict(finding) for finding in one.findings],
             }
@@ -202,12 +203,14 @@ def _show_files(diagnoses: list[Diagnosis]) -> None:
     affected = sum(any(not finding.is_removed for finding in one.findings) for one in diagnoses)
     severe = sum(any(map(is_severe, one.findings)) for one in diagnoses)
     unusable = sum(bool(one.unusable) for one in diagnoses)
+    idle = sum(one.has_idle_settings for one in diagnoses)
     unknown = sum(one.may_lack_patches for one in diagnoses)
     without_patches = f" Runs that may lack the patches: {unknown}." if unknown else ""
     without_run = f" Files without a run: {unusable}." if unusable else ""
     show(
         f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {severe} with one of "
-        f"severity {FAILS_FROM} or more, {refused} refused and so not checked.{without_patches}{without_run}"
+        f"severity {FAILS_FROM} or more, {idle} with settings that do not act or are refused, {refused} that cannot be "
+        f"checked.{without_patches}{without_run}"
     )
 
 
