@@ -5,14 +5,21 @@
     megatron-mtp-patches run hugging_face_heads.py check BASE OUT
 
 BASE is the folder of the model, HEADS that of the checkpoints, OUT that of the exported model. PREFIX is a dataset of
-Megatron's; without one the data are random. docs/add-heads-to-a-hugging-face-model.md shows all of it.
+Megatron's; without one the data are random. GROUP.FIELD=VALUE is an override of Megatron-Bridge, in Hydra's syntax.
+docs/add-heads-to-a-hugging-face-model.md shows all of it.
 """
 
-import ast
 import inspect
 import shutil
 import sys
 from pathlib import Path
+
+SETTINGS = {
+    "model.mtp_init": "last-layer",  # the heads start from the last layer
+    "model.freeze_base_model_for_mtp": "true",
+    "model.mtp_loss_type": "e2e_tv",
+    "model.mtp_loss_scaling_factor": "1.0",
+}
 
 
 def train(base, heads_folder, data=None, heads="1", **settings):
@@ -30,17 +37,11 @@ def train(base, heads_folder, data=None, heads="1", **settings):
     from megatron.bridge.training import config
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
+    from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
     bridge = AutoBridge.from_hf_pretrained(base)
     bridge.hf_pretrained.config.num_nextn_predict_layers = int(heads)  # Bridge builds the model with heads
     model = bridge.to_megatron_provider(load_weights=True)
-    for field in ("mtp_init", "freeze_base_model_for_mtp", "mtp_loss_type"):
-        if not hasattr(model, field):  # Python would take any attribute
-            raise SystemExit(f"model.{field} is unknown: this needs all patches, not MEGATRON_MTP_PATCHES=repairs")
-    model.mtp_init = "last-layer"  # which start from the last layer
-    model.freeze_base_model_for_mtp = True
-    model.mtp_loss_type = "e2e_tv"
-    model.mtp_loss_scaling_factor = 1.0
     model.bf16, model.params_dtype = True, torch.bfloat16
     optimizer = config.OptimizerConfig(optimizer="adam", lr=1e-3, min_lr=1e-4, clip_grad=1.0, bf16=True)
     dataset = config.GPTDatasetConfig(
@@ -68,21 +69,10 @@ def train(base, heads_folder, data=None, heads="1", **settings):
         checkpoint=config.CheckpointConfig(save=heads_folder, load=heads_folder, save_interval=100),
         mixed_precision="bf16_mixed",
     )
-    for path, value in settings.items():
-        group, _, field = path.partition(".")
-        if not hasattr(getattr(run, group, None), field):
-            raise SystemExit(f"there is no {path} in the configuration of Megatron-Bridge")
-        setattr(getattr(run, group), field, read_value(value))
+    overrides = {**SETTINGS, **settings}
+    process_config_with_overrides(run, cli_overrides=[f"{path}={value}" for path, value in overrides.items()])
     run.model.seq_length = run.dataset.seq_length
     pretrain(run, forward_step)
-
-
-def read_value(text):
-    """The Python value that `text` spells, or the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
 
 
 def count_saved_heads(heads_folder):

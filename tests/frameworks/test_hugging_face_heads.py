@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import run_shown  # noqa: F401 - a fixture
+from tests.end_to_end.conftest import run_command, run_shown  # noqa: F401 - a fixture
 from tests.pages import ROOT, shown
 from tests.warm.processes import run_ranks
 
@@ -128,6 +129,12 @@ def test_the_commands_add_heads_that_engines_can_read(name, heads, bases, run_sh
     assert same_heads(tmp_path / "deepseek_heads" / "iter_0000006", out, heads)
     assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == heads
     assert Path(out, "tokenizer_config.json").exists()
+
+
+def test_a_misspelt_setting_is_refused_with_the_right_name(bases, tmp_path):
+    words = (str(ROOT / SCRIPT), "train", str(bases / "deepseek"), str(tmp_path), "model.mtp_loss_tpye=tv")
+    (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", *words))
+    assert ended.code == 1 and "model.mtp_loss_tpye: did you mean model.mtp_loss_type?" in ended.output
 
 
 def same_heads(trained, exported, heads):

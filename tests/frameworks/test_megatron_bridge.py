@@ -96,8 +96,8 @@ def test_tensorboard_has_each_number_once(folder, trained, resumed):
         scalars = events.Scalars(tag)
         assert [scalar.step for scalar in scalars] == list(lines)
         assert [f"{scalar.value:.3f}" for scalar in scalars] == [metrics[metric] for _, metrics in lines.values()]
-    printed = re.findall(r" lm loss: (\S+) \|", trained[1] + resumed[1])  # of each step: Bridge has no ML-6238
-    assert [f"{scalar.value:.6E}" for scalar in events.Scalars("lm loss")] == printed and len(printed) == len(lines)
+    losses = re.findall(r" lm loss: (\S+) \|", resumed[1])  # of each step: Bridge's log does not have ML-6238
+    assert [f"{scalar.value:.6E}" for scalar in events.Scalars("lm loss")[-2:]] == losses and losses[0] != losses[1]
 
 
 def test_training_goes_on_from_the_checkpoint(trained, resumed):
