@@ -1,6 +1,7 @@
-"""Add MTP heads to a model of Hugging Face with Megatron-Bridge: train them alone, export both, and read them back.
+r"""Add MTP heads to a model of Hugging Face with Megatron-Bridge: train them alone, export both, and read them back.
 
-    megatron-mtp-patches run hugging_face_heads.py train BASE HEADS [data=PREFIX] [heads=1] [GROUP.FIELD=VALUE ...]
+    megatron-mtp-patches run hugging_face_heads.py train BASE HEADS [data=PREFIX] [heads=1] [seq_length=4096] \
+        [GROUP.FIELD=VALUE ...]
     megatron-mtp-patches run hugging_face_heads.py export BASE HEADS OUT
     megatron-mtp-patches run hugging_face_heads.py check BASE OUT
 
@@ -22,11 +23,13 @@ SETTINGS = {
 }
 
 
-def train(base, heads_folder, data=None, heads="1", **settings):
+def train(base, heads_folder, data=None, heads="1", seq_length="4096", **settings):
     if not Path(base, "config.json").is_file():
         raise SystemExit(f"{base} is no folder of a model: it has no config.json")
     if not heads.isdecimal() or int(heads) < 1:
         raise SystemExit(f"heads={heads}: give the number of heads, 1 or more")
+    if not seq_length.isdecimal():
+        raise SystemExit(f"seq_length={seq_length}: give the number of tokens of a sample")
     saved_heads = count_saved_heads(heads_folder)
     if saved_heads not in (None, int(heads)):
         raise SystemExit(
@@ -42,12 +45,12 @@ def train(base, heads_folder, data=None, heads="1", **settings):
     bridge = AutoBridge.from_hf_pretrained(base)
     bridge.hf_pretrained.config.num_nextn_predict_layers = int(heads)  # Bridge builds the model with heads
     model = bridge.to_megatron_provider(load_weights=True)
-    model.bf16, model.params_dtype = True, torch.bfloat16
+    model.bf16, model.params_dtype, model.seq_length = True, torch.bfloat16, int(seq_length)
     optimizer = config.OptimizerConfig(optimizer="adam", lr=1e-3, min_lr=1e-4, clip_grad=1.0, bf16=True)
     dataset = config.GPTDatasetConfig(
         blend=([data], None) if data else None,
         split="99,1,0",
-        seq_length=4096,
+        seq_length=int(seq_length),
         random_seed=1234,
         eod_mask_loss=False,
         reset_attention_mask=False,
@@ -71,7 +74,6 @@ def train(base, heads_folder, data=None, heads="1", **settings):
     )
     overrides = {**SETTINGS, **settings}
     process_config_with_overrides(run, cli_overrides=[f"{path}={value}" for path, value in overrides.items()])
-    run.model.seq_length = run.dataset.seq_length
     pretrain(run, forward_step)
 
 
