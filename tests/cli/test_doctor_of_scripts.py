@@ -160,6 +160,6 @@ def test_the_variable_that_hides_the_flags_is_named_where_megatron_refuses(docto
     assert done.code == 2 and "Megatron refuses these flags: " in done.out
     assert "not set in this file: $MODEL_ARGS" in done.out
     assert "known defects: " not in done.out and done.out.splitlines()[-1].startswith(
-        "Runs: 1; 0 with a defect that is not removed, 0 with one of severity 3 or more, 0 with settings that do not act "
-        "or are refused, 1 that cannot be checked."
+        "Runs: 1; 0 with a defect that is not removed, 0 with one of severity 3 or more, 0 with settings that do not "
+        "act or are refused, 1 that cannot be checked."
     )

@@ -25,6 +25,7 @@ DOCUMENTS = {"reset_attention_mask": True, "bf16": True, "attention_backend": Si
 WEIGHT_NORM = {"log_params_norm": True, "world_size": 2}
 GATHERED_LATE = {**WEIGHT_NORM, "use_distributed_optimizer": True, "overlap_param_gather": True}
 PRECISION_AWARE = {**WEIGHT_NORM, "bf16": True, "use_precision_aware_optimizer": True}
+TENSORWISE = {**PRECISION_AWARE, "fp8_recipe": "tensorwise"}
 EXPERTS_IN_FSDP = {**WEIGHT_NORM, "use_megatron_fsdp": True, "num_experts": 4, "expert_model_parallel_size": 2}
 ALL_TO_ALL = {"moe_token_dispatcher_type": "alltoall"}
 SINKHORN = {"num_experts": 4, "moe_router_load_balancing_type": "sinkhorn", "moe_router_topk": 1}
@@ -68,17 +69,9 @@ FUSED_EXPERTS = {
         ("weight-norm-before-gather", {**GATHERED_LATE, "use_megatron_fsdp": True}, False),
         ("weight-norm-of-precision-aware-optimizer", PRECISION_AWARE, True),
         ("weight-norm-of-precision-aware-optimizer", {**PRECISION_AWARE, "bf16": False}, False),
-        ("weight-norm-of-precision-aware-optimizer", {**PRECISION_AWARE, "fp8_recipe": "tensorwise"}, False),
-        (
-            "weight-norm-of-precision-aware-optimizer",
-            {**PRECISION_AWARE, "fp8_recipe": "tensorwise", "main_params_dtype": "fp16"},
-            True,
-        ),
-        (
-            "weight-norm-of-precision-aware-optimizer",
-            {**PRECISION_AWARE, "fp8_recipe": "tensorwise", "optimizer_cpu_offload": True},
-            True,
-        ),
+        ("weight-norm-of-precision-aware-optimizer", TENSORWISE, False),
+        ("weight-norm-of-precision-aware-optimizer", {**TENSORWISE, "main_params_dtype": "fp16"}, True),
+        ("weight-norm-of-precision-aware-optimizer", {**TENSORWISE, "optimizer_cpu_offload": True}, True),
         ("transposed-router-gradients", SINKHORN, True),
         ("transposed-router-gradients", {**SINKHORN, "moe_router_load_balancing_type": ["sinkhorn"]}, True),
         ("transposed-router-gradients", {**SINKHORN, "moe_permute_fusion": True}, True),  # not of all-gathers

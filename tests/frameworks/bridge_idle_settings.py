@@ -1,4 +1,4 @@
-"""Give the tiny GPT of bridge_pretrain.py settings that do not act, in each way in which Megatron-Bridge takes settings.
+"""Give the tiny GPT of bridge_pretrain.py settings that do not act, in each way in which Megatron-Bridge takes some.
 
     python bridge_idle_settings.py FOLDER SECTION.NAME NAME ...
 

@@ -2,7 +2,8 @@
 
     python bridge_pretrain.py FOLDER ITERATIONS model.mtp_detach_heads=true model.mtp_loss_type=tv ...
 
-What follows ITERATIONS are overrides in Hydra's syntax. Saves to FOLDER/checkpoints after ITERATIONS, and goes on from a checkpoint that is there.
+What follows ITERATIONS are overrides in Hydra's syntax. Saves to FOLDER/checkpoints after ITERATIONS, and goes on from
+a checkpoint that is there.
 """
 
 import sys
