@@ -157,25 +157,6 @@ def test_the_critic_of_verl_is_a_run_where_verl_trains_it(diagnose, critic, role
     assert list(diagnose(verl_yaml=ACTOR + critic)) == [f"verl.yaml {role}" for role in roles]
 
 
-def test_the_arguments_of_ms_swift(diagnose):
-    arguments = {"model": "Qwen/Qwen3", "torch_dtype": "bfloat16", "tensor_model_parallel_size": 2, "clip_grad": 1.0}
-    assert "ML-5394" in diagnose(args_json=json.dumps(arguments | {"optimizer": "muon"}))["args.json"]
-
-
-@pytest.mark.parametrize(
-    "text, is_run",
-    [
-        ("model: x\nmtp_num_layers: 1\nmtp_detach_heads: true\ndataset: sft.jsonl\n", True),  # of `megatron sft`
-        ("mcore_model: x\nmicro_batch_size: 2\n", True),
-        ("model: x\nper_device_train_batch_size: 2\nlearning_rate: 1e-4\ndataset: sft.jsonl\n", False),  # `swift sft`
-        ("base_model: x\nmicro_batch_size: 2\n", False),  # of a trainer without Megatron
-    ],
-)
-def test_a_file_of_ms_swift_may_lack_what_has_a_default(diagnose, text, is_run):
-    (defects,) = diagnose(run_yaml=text).values() or [None]
-    assert isinstance(defects, set) is is_run
-
-
 def test_which_trainers_give_muon_the_gradients_of_the_distributed_optimizer(diagnose, release):
     """By default verl does, and Bridge if it is asked to; the arguments of Megatron and of ms-swift do not."""
     verl = ACTOR.replace("megatron:\n", "megatron:\n      use_distributed_optimizer: true\n")

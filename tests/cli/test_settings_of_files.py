@@ -55,11 +55,6 @@ def test_what_keeps_the_settings_of_verl_from_acting_is_named(doctor_of_file):
     assert "the workers import" not in doctor_of_file(ACTOR + chosen, name="verl.yaml").out
 
 
-def test_a_setting_that_ms_swift_would_not_read_is_named(doctor_of_file):
-    text = '{"model": "x", "tensor_model_parallel_size": 1, "mtp_clip_grads": 0.1}'
-    assert "mtp_clip_grads: did you mean mtp_clip_grad?\n" in doctor_of_file(text, name="args.json").out
-
-
 @pytest.mark.parametrize(
     "place, hint",
     [

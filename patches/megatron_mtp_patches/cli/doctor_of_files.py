@@ -28,6 +28,10 @@ _LACKS_RECORD = (
     f"the run has, as all or repairs"
 )
 
+_NEEDS_ENABLING = (
+    f"the patches that {VARIABLE} chooses count as those of the run: they act only after `megatron-mtp-patches enable`"
+)
+
 
 class Diagnosis(NamedTuple):
     """The diagnosis of a run in a file: the reason why it is refused, or else its defects.
@@ -124,7 +128,11 @@ def _diagnose_configuration(name: str, run: Configuration, world_size: int | Non
             findings = tuple(find_defects(settings))
     except PatchError as error:
         return Diagnosis(name, refusal=str(error), hints=(*hints, *run.notes))
-    notes = (*((_LACKS_RECORD,) if may_lack_patches and not run.hints else ()), *run.notes)
+    notes = (
+        *((_LACKS_RECORD,) if may_lack_patches and not run.hints else ()),
+        *((_NEEDS_ENABLING,) if run.is_enabled_by_variable and not is_enabled() else ()),
+        *run.notes,
+    )
     return Diagnosis(
         name,
         hints=(*hints, *notes),

@@ -39,7 +39,7 @@ _POSITIONAL = re.compile(r"\$\{?[\d@*]")  # $1, $@, ${@:2}
 _VALUE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?::?-(?P<default>[^}]*)|:?\?[^}]*)?\}?")
 _ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)  # $((2 * N))
 # A command line in one word, as in bash -c "torchrun train.py --a 1", or its flags alone.
-_COMMAND_LINE = re.compile(r"\.py\s.*\s-|^\s*--?\w\S*\s+\S.*\s-", re.DOTALL)
+_COMMAND_LINE = re.compile(r"(?:\.py|\bmegatron)\s.*\s-|^\s*--?\w\S*\s+\S.*\s-", re.DOTALL)
 _PREFIXES = {"export", "readonly", "local", "declare", "if", "then", "elif", "else", "do", "exec", "time"}
 _OPENING, _CLOSING = {"if", "for", "while", "until", "case"}, {"fi", "done", "esac"}
 

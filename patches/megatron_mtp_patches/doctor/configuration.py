@@ -12,7 +12,7 @@ from ..catalog import CATALOG, SETTINGS
 from ..engine.report import states_in
 from ..engine.selection import ALL, NONE, REPAIRS
 from ..engine.state import State
-from .idle_settings import find_idle_settings
+from .idle_settings import find_idle_settings, find_settings_without_heads
 from .places import Places
 
 _DECLARED = {setting.name: setting for setting in SETTINGS.values()}
@@ -32,8 +32,9 @@ class Configuration(NamedTuple):
         hints: what else keeps the settings of the patches from acting.
         patches: which patches it chooses or records, as in MEGATRON_MTP_PATCHES; '' where it does neither.
         shows_patches: something in it shows that the run has the patches.
+        is_enabled_by_variable: nothing loads `patches` but `megatron-mtp-patches enable`.
         notes: what is not known of the run.
-        content: what Megatron-Bridge or verl makes the run of, as it stands in the file; of verl with its `role`.
+        content: what its framework makes the run of, as it stands in the file; of verl with its `role`.
     """
 
     sources: list[SimpleNamespace]
@@ -44,6 +45,7 @@ class Configuration(NamedTuple):
     hints: tuple[str, ...] = ()
     patches: str = ""
     shows_patches: bool = True
+    is_enabled_by_variable: bool = False
     notes: tuple[str, ...] = ()
     content: dict[str, Any] = {}
 
@@ -67,13 +69,13 @@ def make_source(section: Mapping[Any, Any]) -> SimpleNamespace:
     """A section as an object.
 
     Left out are what YAML needs to make an object of it, settings that are objects of their own, and references to
-    other settings (`${...}`).
+    other settings (`${...}`) or to variables of a launch script (`$NAME`).
     """
     return SimpleNamespace(
         **{
             str(name): value
             for name, value in section.items()
-            if not str(name).startswith("_") and not isinstance(value, dict) and not str(value).startswith("${")
+            if not str(name).startswith("_") and not isinstance(value, dict) and not str(value).startswith("$")
         }
     )
 
@@ -104,13 +106,11 @@ def read_hugging_face_sizes(folder: object, has_heads: bool) -> tuple[list[Simpl
 def find_problems(run: Configuration) -> list[str]:
     """Say of each setting of the patches why it does not act or is refused, with the patches that are in force."""
     idle = list(find_idle_settings(((name, _changed(section)) for name, section in run.sections), run.places))
-    whole = {name: one.default for name, one in _DECLARED.items()}
+    whole = {"optimizer": "adam"} | {name: one.default for name, one in _DECLARED.items()}
     for source in reversed(run.sources):
         whole |= {name: value for name, value in vars(source).items() if value is not None}
     if run.untrained_heads:
-        head_settings = {name for name in _changed(whole) if name in _DECLARED and "mtp" in name}
-        if without_effect := sorted(head_settings.difference(run.acting_without_heads)):
-            idle.append(f"{', '.join(without_effect)}: no effect, because {run.untrained_heads}")
+        idle += find_settings_without_heads(_changed(whole), run.acting_without_heads, run.untrained_heads)
     return list(dict.fromkeys([*idle, *_refusals(run, whole)]))
 
 
@@ -126,10 +126,16 @@ def _changed(settings: Mapping[Any, Any]) -> list[Any]:
 def _refusals(run: Configuration, whole: Mapping[str, Any]) -> Iterator[str]:
     """Yield why Megatron will refuse settings of the patches, alone in their section and beside all others.
 
-    Both as in the run, where the optimizer's start checks all of them, in `whole`, if the model has MTP heads.
+    Both as in the run, where the optimizer's start checks all of them, in `whole`, if the model has MTP heads, and what
+    Muon splits in any case.
     """
+    from megatron_overrides.muon.fused_weights.checks import check_muon_splits
     from megatron_overrides.settings.checks import check
 
+    try:
+        check_muon_splits(SimpleNamespace(**whole))
+    except ValueError as error:
+        yield str(error)
     candidates = [make_source(section) for name, section in run.sections if name in run.places.sections]
     if whole.get("mtp_num_layers"):
         candidates.append(SimpleNamespace(**whole))

@@ -54,6 +54,10 @@ class UnknownFlags(NamedTuple):
         """Yield a line for the unknown flags, and one for each flag that resembles a known one."""
         if self.names:
             yield f"unknown to Megatron, ignored: {' '.join(self.names)}"
+        is_of_ms_swift = not {"--model", "--mcore_model"}.isdisjoint(self.names)
+        if is_of_ms_swift and any("_" in name for name in self.similar):
+            yield "these are arguments of ms-swift: write its command into a file and give this to --batch"
+            return
         for name, flag in self.similar.items():
             yield f"{name}: did you mean {flag}? Megatron's parser refuses it, unless your script adds it"
         if OPTIONS.intersection(self.names):

@@ -40,11 +40,22 @@ def find_idle_settings(sections: Iterable[tuple[str, Iterable[object]]], places:
                 if patches := _patches_that_are_left_out(name, places):
                     lacking[where] = patches
             elif any(name in settings for settings in places.sections.values()):
-                yield f"{where} is not read there: it belongs in {places.home_of(name)}"
+                yield f"{where} is not read there: it belongs in {places.home_of(name) or 'the outermost section'}"
             else:
-                yield f"{where} does not act in this framework: take it out"
+                yield f"{where} does not act in {places.why_others_are_idle}: take it out"
     if lacking:
         yield _name_patches(lacking)
+
+
+def find_settings_without_heads(names: Iterable[str], acting: Iterable[str], why: str) -> Iterator[str]:
+    """Yield one sentence for the settings among `names` that act on MTP heads alone, of which none trains.
+
+    Args:
+        acting: those that act all the same.
+        why: no head trains.
+    """
+    if idle := sorted({name for name in names if name in _PATCHES and "mtp" in name}.difference(acting)):
+        yield f"{', '.join(idle)}: no effect, because {why}"
 
 
 def _patches_that_are_left_out(name: str, places: Places) -> list[str]:

@@ -1,6 +1,7 @@
 """The trainings that a launch script starts, with the variables that it sets to strings or arrays, as bash has them.
 
-bash.py reads the commands of the script; of these, one that names a Python file and gives it flags is a training.
+bash.py reads the commands of the script. One that names a Python file and gives it flags is a training, and so is
+`megatron sft` of ms-swift, in place of whose flags a file may be.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from .bash import Reader, is_positional, parameters_in
 from .ranks import is_torchrun, sbatch_options, slurm_ranks, srun_options, torchrun_options, torchrun_ranks
 
 PACKAGE, COMMAND = "megatron_mtp_patches", "megatron-mtp-patches"
+MS_SWIFT, MS_SWIFT_METHODS = "megatron", ("sft", "pt", "rlhf")  # the program that ms-swift installs; what it trains by
 
 
 class Command(NamedTuple):
     """A training that a script starts, or the words of a text that starts none.
 
     Attributes:
-        script: the name of the Python file; '' where there is none.
+        script: the name of the Python file, or of the program of ms-swift; '' where there is none.
         launcher: the words before it, torchrun and its options.
         flags: the words after it.
         conditional: the variables that the script sets under conditions or in loops.
@@ -60,6 +62,11 @@ class Command(NamedTuple):
                 "the number of ranks that Slurm starts is not known: give --world-size N, or give srun or #SBATCH "
                 "numbers as --ntasks, or as --nodes and --ntasks-per-node"
             )
+        yield from self.hints_on_patches(loads_patches, chooses_patches)
+        yield from self.hints_on_script()
+
+    def hints_on_patches(self, loads_patches: bool | None, chooses_patches: bool) -> Iterator[str]:
+        """Say whether the run has the patches, and what to do, with the arguments of `hints`."""
         start = f"start {self.script} by -m megatron_mtp_patches run, or import megatron_mtp_patches in it"
         if not self.script or loads_patches:
             pass
@@ -83,6 +90,9 @@ class Command(NamedTuple):
                 f"nothing here shows that this run has the patches: {start}. Where it does so already, or after "
                 f"`megatron-mtp-patches enable`, set MEGATRON_MTP_PATCHES=all in this file"
             )
+
+    def hints_on_script(self) -> Iterator[str]:
+        """Say what of the script is not read or not known."""
         if self.sourced:
             yield (
                 f"not read: {', '.join(self.sourced)}. Set what it sets in the environment of this command, or write "
@@ -137,7 +147,7 @@ def _imports_patches(file: Path) -> bool | None:
 
 
 def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
-    """The commands of a script that name a Python file and give it flags; else one command of all words.
+    """The commands of a script that start a training; else one command of all words.
 
     Only a text without `#!` may be such words. Where it has no variable either, as flags that were copied, `|` is part
     of a word.
@@ -155,8 +165,9 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
     sbatch = sbatch_options(text)
     trainings = []
     for index, (words, variables) in enumerate(commands):
-        i = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
-        if not any(word.startswith("-") or is_positional(word) for word in words[i + 1 :]):
+        i = _index_of_program(words)
+        is_of_ms_swift = words[i + 1 : i + 2] and words[i + 1] in MS_SWIFT_METHODS and len(words) > i + 2
+        if not is_of_ms_swift and not any(word.startswith("-") or is_positional(word) for word in words[i + 1 :]):
             continue
         srun = srun_options([one for one, _ in commands], index, words[:i])
         srun = None if srun is None else {**(sbatch or {}), **srun}
@@ -172,7 +183,8 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
         raise UsageError("no run in this file: it has neither a command that starts a training nor flags")
     if text.startswith("#!"):
         raise UsageError(
-            "no command of this script has a Python file and flags: name the script that starts the training"
+            "no command of this script has a Python file and flags, or is `megatron sft`, `pt` or `rlhf` of ms-swift: "
+            "name the script that starts the training"
         )
     if "$" in text:
         return [Command("", [], words, conditional)]
@@ -180,6 +192,15 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
         return [Command("", [], shlex.split(text.replace("\\\n", " "), comments=True), [])]
     except ValueError as error:
         raise UsageError(f"it cannot be read: {error}") from error
+
+
+def _index_of_program(words: list[str]) -> int:
+    """The index of the Python file, or of ms-swift's program, in a command; the number of words if it has none."""
+    for i, word in enumerate(words):
+        is_of_ms_swift = PurePath(word).name == MS_SWIFT and words[i + 1 : i + 2] and words[i + 1] in MS_SWIFT_METHODS
+        if word.endswith(".py") or is_of_ms_swift:
+            return i
+    return len(words)
 
 
 def _sourced_files(commands: Iterable[list[str]]) -> Iterator[str]:

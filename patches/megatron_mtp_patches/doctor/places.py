@@ -17,10 +17,12 @@ class Places:
     Attributes:
         sections: {a section: the names of the settings}; the section '' is the whole configuration.
         carriers: {a setting: the ids of the patches without which this trainer does not act on it}, beside its own.
+        why_others_are_idle: the trainer that does not act on other settings, and why; '' if there are none.
     """
 
     sections: Mapping[str, frozenset[str]]
     carriers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    why_others_are_idle: str = ""
 
     def home_of(self, name: str) -> str:
         """The section from which the setting is read; '' for the whole configuration, or if there is none."""
@@ -50,6 +52,7 @@ MS_SWIFT = Places(
     {"": _OPTIMIZER_SETTINGS | _SWIFT_MODEL_SETTINGS},
     dict.fromkeys(_OPTIMIZER_SETTINGS, ("add-settings-to-ms-swift",))
     | dict.fromkeys(_SWIFT_MODEL_SETTINGS, ("add-settings-to-ms-swift", "train-heads-in-mcore-bridge")),
+    "ms-swift, whose trainer and models do not read it",
 )
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from ..engine import UsageError
 from . import ms_swift_configuration
 from .configuration import Configuration, choice_in, make_source
 from .launch_script import Command, read_commands
+from .mappings import SUFFIXES, read_mapping, read_text
+from .ms_swift_commands import read_command
 from .places import MEGATRON_BRIDGE, sections_of
 from .verl_configuration import read_roles
 
 _KINDS = (
     "MODEL_ARGS, as a recipe of Megatron-LM's functional tests; a section `model`, as a run_config.yaml of "
     "Megatron-Bridge; `actor_rollout_ref`, as a configuration that verl composes; nor the name of a `model` or "
-    "`mcore_model` with `micro_batch_size` or the like, as an args.json or a YAML file of ms-swift"
+    "`mcore_model` with a batch size or a parallel size of Megatron or a setting of MTP heads or of the patches, as an "
+    "args.json or a YAML file of ms-swift"
 )
 
 
@@ -29,25 +30,21 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
 
     A YAML or JSON file is a recipe of Megatron-LM's functional tests, a run_config.yaml of Megatron-Bridge, a composed
     configuration of verl, whose actor is a run, as its critic if it has one, or an args.json or YAML file of ms-swift.
-    Any other file is a launch script, or has flags as text. verl and ms-swift take the settings of a model, such as its
-    experts, from its Hugging Face configuration: they count as absent unless the file overrides them.
+    Any other file is a launch script, in which a command of ms-swift is such a configuration, or has flags as text.
+    verl and ms-swift take the settings of a model, such as its experts, from its Hugging Face configuration: they count
+    as absent unless the file overrides them.
 
     Raises:
         UsageError: the file cannot be read, or is none of these.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"it cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"it cannot be read: {error}") from error
-    if not text.strip():
-        raise UsageError("it is empty")
-    if file.suffix not in (".yaml", ".yml", ".json"):
-        commands = read_commands(text, os.environ)
+    if file.suffix not in SUFFIXES:
+        commands = read_commands(read_text(file), os.environ)
         has_several = len(commands) > 1
-        return [(f"{file} {Path(one.script).name}" if has_several else str(file), one) for one in commands]
-    content = _parse_json(text) if file.suffix == ".json" else _parse_yaml(text)
+        return [
+            (f"{file} {Path(one.script).name}" if has_several else str(file), read_command(one, file.parent))
+            for one in commands
+        ]
+    content = read_mapping(file)
     recipes = {name: flags for name, flags in content.items() if re.fullmatch(r"MODEL_ARGS(_\d+)?", str(name))}
     if recipes and all(isinstance(flags, dict) for flags in recipes.values()):
         has_several = len(recipes) > 1
@@ -84,26 +81,6 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
             )
         ]
     raise UsageError(f"it has neither {_KINDS}")
-
-
-def _parse_yaml(text: str) -> dict[str, Any]:
-    try:
-        import yaml
-    except ImportError as error:
-        raise UsageError("reading YAML needs pyyaml (pip install pyyaml)") from error
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"it is not YAML: {error}") from error
-    return content if isinstance(content, dict) else {}
-
-
-def _parse_json(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"it is not JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _words(flag: str, value: object) -> list[str]:

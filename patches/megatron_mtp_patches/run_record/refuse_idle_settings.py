@@ -13,7 +13,8 @@ from typing import Any
 from megatron_overrides.model_chunks import as_list
 from megatron_overrides.settings.checks import changed_settings
 
-from ..doctor.idle_settings import find_idle_settings
+from ..doctor.idle_settings import find_idle_settings, find_settings_without_heads
+from ..doctor.ms_swift_configuration import why_no_head_trains
 from ..doctor.places import MEGATRON, MEGATRON_BRIDGE, MS_SWIFT, VERL, Places, sections_of
 from ..engine.call import Call
 
@@ -94,7 +95,8 @@ def check_verl_engine(call: Call) -> Any:
 def check_swift_arguments(call: Call) -> Any:
     """Wraps parse_args(class_type, argv) of ms-swift, which returns its arguments and the words that it does not know.
 
-    An argument whose patch is left out would reach no configuration of Megatron.
+    An argument whose patch is left out would reach no configuration of Megatron, and one of MTP heads would act on
+    nothing in a model without them.
 
     Raises:
         ValueError: there is such a setting; with --ignore_args_error, a line in the log says so.
@@ -108,6 +110,8 @@ def check_swift_arguments(call: Call) -> Any:
         name for name in MS_SWIFT.sections[""] & fields.keys() if getattr(arguments, name) != fields[name].default
     ]
     problems = list(find_idle_settings([("", [*unknown, *sorted(changed)])], MS_SWIFT))
+    if why := why_no_head_trains(vars(arguments)):
+        problems += find_settings_without_heads(changed, (), why)
     if problems and getattr(arguments, "ignore_args_error", False):
         logger.warning("; ".join(problems))
     elif problems:
