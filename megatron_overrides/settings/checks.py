@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 
 def spell(name: str) -> str:
-    """Return `--mtp-clip-grad (OptimizerConfig.mtp_clip_grad)`: frameworks with configurations have no flags."""
+    """Return `--mtp-clip-grad (OptimizerConfig.mtp_clip_grad)`: frameworks with configurations have no flags.
+
+    In a process with ms-swift it is `--mtp_clip_grad`, as its commands and files have it.
+    """
+    if "swift.megatron" in sys.modules:
+        return f"--{name}"
     flag = f"--{name.replace('_', '-')}"
     for configuration in configurations():
         if name in vars(configuration)["__dataclass_fields__"]:

@@ -6,6 +6,7 @@ The patches refuse their own flags beside others in `megatron_overrides/TOPIC/ch
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 
@@ -50,9 +51,15 @@ def flags_left_out(words: Iterable[str]) -> Iterator[str]:
 
 
 def flags_misspelt(words: Iterable[str]) -> Iterator[str]:
-    """A question for each flag among `words` that is almost one of the patches: argparse does not say which."""
+    """A question for each flag among `words` that is almost one of the patches: argparse does not say which.
+
+    ms-swift also knows them by the names of their settings.
+    """
     flags_of_patches = {setting.name.split()[0] for patch in ENGINE.catalog for setting in setting_texts(patch)}
-    for flag in sorted(_names(words) - flags_of_patches):
+    known = set(flags_of_patches)
+    if "swift.megatron" in sys.modules:
+        known |= {f"--{flag[2:].replace('-', '_')}" for flag in flags_of_patches}
+    for flag in sorted(_names(words) - known):
         if similar := find_similar(flag, flags_of_patches, cutoff=0.9):
             yield f"{flag}: did you mean {similar}?"
 

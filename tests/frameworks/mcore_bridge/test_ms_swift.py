@@ -8,7 +8,11 @@ import pytest
 
 pytest.importorskip("swift.megatron", reason="ms-swift is not installed")
 
+import megatron_mtp_patches
 from megatron.core.optimizer import OptimizerConfig
+from megatron_mtp_patches.cli.status import EXPECTED
+from megatron_mtp_patches.doctor.ms_swift_arguments import find_unknown
+from megatron_mtp_patches.engine.state import TargetState
 from swift.megatron.arguments import MegatronSftArguments
 from swift.megatron.trainers.base import BaseMegatronTrainer
 from transformers import HfArgumentParser
@@ -49,6 +53,13 @@ def test_it_does_not_know_what_does_not_act_there(name):
     assert unknown == [f"--{name}", "1"]
 
 
+def test_its_sources_tell_which_names_it_knows():
+    names = [field.name for field in dataclasses.fields(MegatronSftArguments)]
+    assert list(find_unknown([*names, "tensor_model"])) == []
+    (sentence,) = find_unknown([*names, "optimizer_config", "mtp_eval"])
+    assert "refuses optimizer_config, mtp_eval: " in sentence
+
+
 @pytest.mark.parametrize("prefix", ["", "eval_"])
 def test_its_log_of_training_has_the_metrics_of_the_step(prefix, monkeypatch):
     from megatron_overrides.frameworks import ms_swift
@@ -80,3 +91,9 @@ def test_warnings_of_the_patches_show_where_mcore_bridge_hides_those_of_the_root
     ours.warning("shown")
     ours.error("wrong")
     assert capsys.readouterr().err == "shown\nwrong\n"
+
+
+def test_status_expects_all_that_mcore_bridge_changes():
+    targets = [target for report in megatron_mtp_patches.status() for target in report.targets.items()]
+    changed = {target for target, state in targets if state is TargetState.CHANGED}
+    assert changed == {target for target, (library, _) in EXPECTED.items() if library == "mcore_bridge"}

@@ -71,7 +71,8 @@ def folder(shown_commands, tmp_path_factory):
 def run_words(folder):
     """run_words(words, ranks=1, patches="all", fault=..., refused=False): what a command of ms-swift Logged.
 
-    `fault` acts on each rank before the run. If the run is to be refused, return its output.
+    `fault` acts on each rank before the run. `refused` is the code of a run that is to be refused, whose output is
+    returned.
     """
 
     def enter(words, ranks, patches, fault):
@@ -84,7 +85,7 @@ def run_words(folder):
         ended = run_ranks(ranks, partial(enter, words, ranks, patches, fault))
         text = "".join(rank.output for rank in ended)
         codes = {rank.code for rank in ended}
-        assert 1 in codes if refused else codes == {0}, text[-6000:]  # ranks are killed when another one ends with 1
+        assert refused in codes if refused else codes == {0}, text[-6000:]  # ranks are killed when another one fails
         if refused:
             return text
         return read_log(folder, words, text)

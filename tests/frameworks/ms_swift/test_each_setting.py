@@ -21,7 +21,7 @@ BESIDE = {
 }
 # Values that fit the model, where the one of other tests does not.
 VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-4, "mtp_dpace_alpha": 0.3}
-REFUSALS = {"muon_split_gdn": "(OptimizerConfig.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
+REFUSALS = {"muon_split_gdn": "--muon_split_gdn has nothing to split: the model has no GatedDeltaNet"}
 
 
 NOT_SAVED = ["--split_dataset_ratio", "0", "--save_steps", "1000"]
@@ -47,4 +47,4 @@ def test_a_setting_trains_or_is_refused_by_its_name(megatron, edit):
 
 def test_a_limit_for_heads_without_a_separate_norm_is_refused_by_its_name(megatron):
     output = megatron("sft", "sft", "limit", 1, "--mtp_clip_grad", "0.05", *NOT_SAVED, refused=True)
-    assert "(OptimizerConfig.mtp_clip_grad) needs MTP heads with a separate norm" in output
+    assert "--mtp_clip_grad needs MTP heads with a separate norm" in output

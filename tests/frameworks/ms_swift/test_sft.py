@@ -12,7 +12,6 @@ from ..flipped_bit import FLIPPED, flip_bit
 
 pytestmark = [pytest.mark.forked("torch"), pytest.mark.guards("add-settings-to-ms-swift")]
 
-WATCHED_RANKS = ["--tensor_model_parallel_size", "2", "--watch_invariants", "1", "--watch_action", "raise"]
 METRICS = {"mtp_grad_norm", "updates_skipped_for_grad_norm", "mtp_updates_skipped_for_grad_norm", "mtp_1_loss"}
 LENGTHS = {"mtp_acceptance_length", "mtp_greedy_acceptance_length"}
 RATE, RATE_SO_FAR = "mtp_1_acceptance_rate", "mtp_1_cumulative_acceptance_rate"
@@ -74,15 +73,22 @@ def test_it_goes_on_from_its_checkpoint_as_if_it_had_not_ended(run_shown, traine
     assert numbers(resumed.evaluation) == numbers(trained.evaluation[1:])
 
 
-def test_its_defects_are_those_by_its_arguments_alone(trained, folder, shown_commands):
-    """A YAML file has these alone, so what `doctor` assumes of the others has to be what ms-swift has."""
+@pytest.fixture(scope="module")
+def given(shown_commands, folder):
+    """The arguments of this run, which are those in run.yaml."""
     words = shown_commands["train"][0]
     words = words[words.index("sft") + 1 :]
     given = {
         name.removeprefix("--"): yaml.safe_load(value) for name, value in zip(words[::2], words[1::2], strict=True)
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(given))
+    return given
+
+
+def test_its_defects_are_those_by_its_arguments_alone(trained, folder, given):
+    """A YAML file has these alone, so what `doctor` assumes of the others has to be what ms-swift has."""
     runs = [read_runs(file)[0][1] for file in (folder / "swift_output/trained/args.json", folder / "run.yaml")]
+    assert [run.hints for run in runs] == [(), ()]
     saved, read = ({finding.id for finding in diagnose_sources(run.sources, None)} for run in runs)
     assert saved == read and "ML-7452c" in read
     arguments = runs[0].sources[1]
@@ -90,10 +96,13 @@ def test_its_defects_are_those_by_its_arguments_alone(trained, folder, shown_com
     assert not wrong  # None stands for what a model without experts lacks
 
 
-def test_a_watch_names_a_bit_that_flips_in_a_frozen_weight_of_a_rank(megatron, trained):
-    """In the second step of two microbatches that train adapters; `trained` is watched, and has no finding."""
+def test_a_watch_names_a_bit_that_flips_in_a_frozen_weight_of_a_rank(run_words, trained, given):
+    """In the second step of two microbatches that train adapters, with the arguments of a YAML file.
+
+    `trained` is watched, and has no finding.
+    """
     assert trained.output.count("watch: compares") == 2  # before there are moments, and then
     adapters = "--tuner_type lora --lora_rank 4 --target_modules all-linear --split_dataset_ratio 0".split()
-    flipped = partial(flip_bit, passes=2)
-    output = megatron("sft", "sft", "flipped", 2, *WATCHED_RANKS, *adapters, ranks=2, fault=flipped, refused=True)
+    words = ["sft", "run.yaml", "--output_dir", "flipped", "--train_iters", "2", *adapters]
+    output = run_words(words, ranks=2, fault=partial(flip_bit, passes=2), refused=True)
     assert f"WatchError: watch, step 2: copies differ: weight {FLIPPED} 0:64" in output
