@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from megatron_mtp_patches.doctor.configuration import Configuration
 from megatron_mtp_patches.doctor.run_files import read_runs
 
 from .training_flags import SMALL
@@ -84,17 +85,21 @@ def test_a_command_of_ms_swift_is_read_as_its_arguments(doctor_of_file, tmp_path
     assert f"; {ranks} ranks\n" in done.out
     assert ("mtp_clip_grads: did you mean mtp_clip_grad?" in done.out) is is_of_ms_swift
     assert ("not set in this file: $MORE. " in done.out) is is_of_ms_swift
+    ((_, run),) = read_runs(tmp_path / "run.sh")
+    assert isinstance(run, Configuration) is is_of_ms_swift
     if is_of_ms_swift:
-        ((_, run),) = read_runs(tmp_path / "run.sh")
         values = {"mtp_num_layers": 1, "lr": 1e-3, "mtp_detach_heads": True, "target_modules": ["a", "b"]}
         assert values.items() <= run.content.items() and done.code == 2
 
 
-def test_a_command_may_lack_the_patches_and_its_file(doctor_of_file):
+def test_a_command_may_lack_the_patches_and_its_file(doctor_of_file, tmp_path):
     lacking = "nothing in this file shows that its run has the patches"
     assert lacking in doctor_of_file("megatron sft --model x --lr 1 --train_iters 2\n").out
     own = "python -m megatron_mtp_patches run command.py sft --model x --train_iters 2\n"
     assert lacking not in doctor_of_file(own).out
+    (tmp_path / "command.py").write_text("import swift\n")
+    told = doctor_of_file("MEGATRON_MTP_PATCHES=all python command.py sft --model x --train_iters 2\n").out
+    assert "MEGATRON_MTP_PATCHES loads no patch: command.py does not" in told and "may lack the patches: 1." in told
     done = doctor_of_file("megatron sft run.yaml\n")
     assert done.code == 2 and "run.yaml, which has arguments of ms-swift: it cannot be read: No such file" in done.out
 

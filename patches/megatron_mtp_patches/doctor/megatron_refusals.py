@@ -60,7 +60,7 @@ def flags_misspelt(words: Iterable[str]) -> Iterator[str]:
     if "swift.megatron" in sys.modules:
         known |= {f"--{flag[2:].replace('-', '_')}" for flag in flags_of_patches}
     for flag in sorted(_names(words) - known):
-        if similar := find_similar(flag, flags_of_patches, cutoff=0.9):
+        if similar := find_similar(flag.replace("_", "-"), flags_of_patches, cutoff=0.9):
             yield f"{flag}: did you mean {similar}?"
 
 

@@ -13,7 +13,7 @@ from .bash import parameters_in
 from .configuration import Configuration
 from .launch_script import MS_SWIFT, MS_SWIFT_METHODS, Command
 from .mappings import SUFFIXES, read_mapping
-from .ms_swift_configuration import RANKS, is_one, read
+from .ms_swift_configuration import RANKS, has_added_arguments, is_one, read
 
 _OWN_SCRIPTS = "_megatron"  # the folder of the scripts that `megatron` starts: sft.py and others
 
@@ -34,14 +34,15 @@ def read_command(command: Command, folder: Path) -> Command | Configuration:
         return command
     if method == "rlhf":
         content.setdefault("rlhf_type", "dpo")
-    in_file = content.pop("ENV", None)
     names = [ENGINE.project.choice_variable, *(RANKS if is_launcher else ())]
     variables = {name: command.variables[name] for name in names if name in command.variables}
-    run = read({**content, "ENV": {**((in_file or {}) if is_launcher else {}), **variables}}, command.world_size())
+    if is_launcher and isinstance(content.get("ENV"), dict):
+        variables = {**content["ENV"], **variables}
+    run = read({**content, "ENV": variables}, command.world_size())
     loads_patches = command.loads_patches(folder)
     hints = command.hints_on_patches(loads_patches, True) if run.patches and not is_launcher else ()
     return run._replace(
-        shows_patches=run.shows_patches or bool(loads_patches) or (loads_patches is None and bool(run.patches)),
+        shows_patches=has_added_arguments(content) or (bool(run.patches) if loads_patches is None else loads_patches),
         is_enabled_by_variable=is_launcher and bool(run.patches),
         notes=(*run.notes, *hints, *command.hints_on_script()),
     )

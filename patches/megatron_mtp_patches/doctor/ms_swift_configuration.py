@@ -43,7 +43,12 @@ DEFAULTS = {
 def is_one(content: dict[Any, Any]) -> bool:
     """It names a model, which other files describe in a section or by another name, and has arguments of Megatron."""
     has_model = any(isinstance(content.get(name), str) for name in ("model", "mcore_model"))
-    return has_model and any(_ARGUMENTS.fullmatch(str(name)) or name in MS_SWIFT.sections[""] for name in content)
+    return has_model and (has_added_arguments(content) or any(_ARGUMENTS.fullmatch(str(name)) for name in content))
+
+
+def has_added_arguments(content: Mapping[Any, Any]) -> bool:
+    """It has arguments that the patches add to those of ms-swift, so its run has the patches."""
+    return not MS_SWIFT.sections[""].isdisjoint(content)
 
 
 def read(content: dict[Any, Any], world_size: int | None = None) -> Configuration:
@@ -52,7 +57,7 @@ def read(content: dict[Any, Any], world_size: int | None = None) -> Configuratio
     Args:
         world_size: the number of ranks where the variables do not say it.
     """
-    variables = content.get("ENV") or {}
+    variables = content["ENV"] if isinstance(content.get("ENV"), dict) else {}
     names = {name: str(name).replace("-", "_") for name in content if name != "ENV"}
     content = {name: _parse(name, content[written]) for written, name in names.items()}
     sizes, notes = read_hugging_face_sizes(content.get("model"), has_heads=False)
@@ -76,8 +81,7 @@ def read(content: dict[Any, Any], world_size: int | None = None) -> Configuratio
         untrained_heads=why_no_head_trains(content),
         hints=() if "swift_version" in content else tuple(find_unknown(content)),  # an args.json has computed names
         patches=patches,
-        # Or it has arguments that the patches add to those of ms-swift.
-        shows_patches=bool(patches) or not MS_SWIFT.sections[""].isdisjoint(content),
+        shows_patches=bool(patches) or has_added_arguments(content),
         is_enabled_by_variable=bool(patches),
         notes=notes,
         content=content,

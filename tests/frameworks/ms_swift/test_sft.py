@@ -91,8 +91,8 @@ def test_its_defects_are_those_by_its_arguments_alone(trained, folder, given):
     assert [run.hints for run in runs] == [(), ()]
     saved, read = ({finding.id for finding in diagnose_sources(run.sources, None)} for run in runs)
     assert saved == read and "ML-7452c" in read
-    arguments = runs[0].sources[1]
-    wrong = [name for name in DEFAULTS.keys() - given.keys() if getattr(arguments, name) not in (None, DEFAULTS[name])]
+    arguments = runs[0].content
+    wrong = [name for name in DEFAULTS.keys() - given.keys() if arguments[name] not in (None, DEFAULTS[name])]
     assert not wrong  # None stands for what a model without experts lacks
 
 
