@@ -30,6 +30,11 @@ def test_a_file_of_ms_swift_may_lack_what_has_a_default(doctor_of_file, text, is
     ) is not is_run
 
 
+def test_its_defects_are_those_of_its_arguments(doctor_of_file):
+    arguments = {"model": "x", "torch_dtype": "bfloat16", "tensor_model_parallel_size": 2, "optimizer": "muon"}
+    assert "ML-5394, " in doctor_of_file(json.dumps(arguments), name="args.json").out
+
+
 @pytest.mark.parametrize(
     "arguments, hint",
     [

@@ -1,4 +1,4 @@
-"""`parity` on a file of ms-swift: its own MegatronTrainer trains what mcore-bridge builds, on each cut."""
+"""`parity` on files and a script of ms-swift: its own MegatronTrainer trains what mcore-bridge builds, on each cut."""
 
 import subprocess
 import sys
@@ -20,7 +20,6 @@ RUN = {
     "sequence_parallel": True,
     "context_parallel_size": 2,
     "mtp_num_layers": 1,
-    "fp8_format": "hybrid",
     "recompute_granularity": "full",
     "recompute_method": "uniform",
     "recompute_num_layers": 1,
@@ -42,7 +41,9 @@ def test_a_defect_of_mcore_bridge_is_named_and_goes_away_with_the_patches(tmp_pa
     for number, arguments in enumerate([{}, *(arguments for arguments, _ in REFUSED)]):
         files.append(tmp_path / f"{number}.yaml")
         files[-1].write_text(yaml.safe_dump({"model": str(tmp_path / "model"), **RUN, **arguments}))
-    code, answer = compare(files, tmp_path, "--cut", "TP2 with SP", "--cut", "CP2 by p2p")
+    script = tmp_path / "train.sh"
+    script.write_text("NPROC_PER_NODE=8 megatron sft 0.yaml --fp8_format hybrid\n")
+    code, answer = compare([script, *files[1:]], tmp_path, "--cut", "TP2 with SP", "--cut", "CP2 by p2p")
     assert code == 1
     run, *refused = answer
     assert explanations(run) == {"CP2 by p2p": {"ML-7498"}} and len(run["cuts"]) == 2
