@@ -31,8 +31,11 @@ def test_a_file_of_ms_swift_may_lack_what_has_a_default(doctor_of_file, text, is
 
 
 def test_its_defects_are_those_of_its_arguments(doctor_of_file):
+    """Of which a YAML file may lack those with a default, such as `clip_grad`."""
     arguments = {"model": "x", "torch_dtype": "bfloat16", "tensor_model_parallel_size": 2, "optimizer": "muon"}
-    assert "ML-5394, " in doctor_of_file(json.dumps(arguments), name="args.json").out
+    for more in ({}, {"clip_grad": 1.0}):
+        assert "ML-5394, " in doctor_of_file(json.dumps(arguments | more), name="args.json").out
+    assert "ML-5394, " not in doctor_of_file(json.dumps(arguments | {"clip_grad": 0.0}), name="args.json").out
 
 
 @pytest.mark.parametrize(

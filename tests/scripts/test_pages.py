@@ -44,7 +44,7 @@ OTHERS = {
     | {"--add-version", "--check-model", "--dataloader-num-workers", "--dataset", "--load-from-cache-file"}
     | {"--logging-steps", "--max-length", "--mcore-model", "--model", "--model-type", "--output-dir"}
     | {"--perform-initialization", "--save-safetensors", "--save-steps", "--split-dataset-ratio", "--template"}
-    | {"--torch-dtype"},
+    | {"--dist-ckpt-optim-fully-reshardable", "--torch-dtype", "--tuner-type"},
     "verl": {"--cfg"},
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
     "scripts/test.sh": {"--others"},

@@ -24,17 +24,20 @@ RANKS = ("NPROC_PER_NODE", "NNODES")  # variables of which `megatron` makes opti
 _SWITCHES = {"true": True, "t": True, "yes": True, "y": True, "1": True}
 _SWITCHES |= {"false": False, "f": False, "no": False, "n": False, "0": False}
 _BOOLS = {setting.name for setting in SETTINGS.values() if setting.type is bool}
-# What a run has whose file says nothing of it, where this is not Megatron's default. An args.json says it.
+# What a run has whose file says nothing of it, where a defect depends on it. An args.json says it.
 DEFAULTS = {
+    "clip_grad": 1.0,
     "cross_entropy_loss_fusion": True,
     "data_parallel_sharding_strategy": "optim_grads_params",
     "expert_tensor_parallel_size": 1,
     "finetune": True,
+    "fp8_recipe": "delayed",
     "global_batch_size": 16,
     "micro_batch_size": 1,
     "moe_grouped_gemm": True,
     "moe_router_dtype": "fp32",
     "moe_token_dispatcher_type": "alltoall",
+    "perform_initialization": False,
     "recompute_granularity": "selective",
     "use_distributed_optimizer": True,
 }
@@ -63,18 +66,22 @@ def read(content: dict[Any, Any], world_size: int | None = None) -> Configuratio
     sizes, notes = read_hugging_face_sizes(content.get("model"), has_heads=False)
     # As ms-swift computes them of other arguments, which its YAML file does not say.
     fixed = {"use_distributed_optimizer": False} if "muon" in str(content.get("optimizer")) else {}
+    dtype = content.get("torch_dtype") or "bfloat16"
+    if "bfloat16" in str(dtype) and content.get("main_grads_dtype") in (None, "fp32"):
+        fixed["accumulate_allreduce_grads_in_fp32"] = True
     is_sft = content.get("task_type") in (None, "causal_lm") and not content.get("rlhf_type")
     is_virtual = bool(content.get("virtual_pipeline_model_parallel_size"))
-    defaults = {**DEFAULTS, "calculate_per_token_loss": is_sft, "overlap_p2p_comm": is_virtual}
+    computed: dict[str, Any] = {"calculate_per_token_loss": is_sft, "overlap_p2p_comm": is_virtual}
+    computed |= {"fp8": content.get("fp8_format"), "fp4": content.get("fp4_format")}
     patches = str(variables.get(ENGINE.project.choice_variable) or "").strip()
     return Configuration(
         sources=[
             SimpleNamespace(world_size=_count_ranks(variables) or world_size, **fixed),
             make_source(_extra_fields(content)),
             make_source(content),
-            make_dtype(content.get("torch_dtype") or "bfloat16"),
+            make_dtype(dtype),
             *sizes,
-            SimpleNamespace(**defaults, is_of_ms_swift=True),
+            SimpleNamespace(**DEFAULTS, **computed, is_of_ms_swift=True),
         ],
         sections=[(name, section) for name, section in sections_of(content) if name != "megatron_extra_kwargs"],
         places=MS_SWIFT,
