@@ -28,12 +28,12 @@ def _is_known(name: str, declared: Iterable[str]) -> bool:
 
 @functools.cache
 def _declared_names() -> frozenset[str]:
-    """The fields of all its classes of arguments; none where it is not installed."""
+    """The fields of all classes in its modules of arguments; none where it is not installed."""
     package = find_file("swift")
     if package is None:
         return frozenset()
-    folders = (package.parent / "arguments", package.parent / "megatron/arguments")
-    modules = [ast.parse(file.read_bytes()) for folder in folders for file in folder.rglob("*.py")]
+    files = [file for file in package.parent.rglob("*.py") if "arguments" in str(file.relative_to(package.parent))]
+    modules = [ast.parse(file.read_bytes()) for file in files]
     classes = [node for module in modules for node in module.body if isinstance(node, ast.ClassDef)]
     fields = [one.target for node in classes for one in node.body if isinstance(one, ast.AnnAssign)]
     return frozenset(field.id for field in fields if isinstance(field, ast.Name))

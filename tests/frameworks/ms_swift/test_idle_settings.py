@@ -17,5 +17,5 @@ def test_a_misspelt_argument_and_one_for_other_trainers(megatron):
 
 def test_a_value_that_its_parser_refuses_is_no_misspelt_name(megatron):
     output = megatron("sft", "sft", "idle", 1, "--mtp_clip_grad", "true", "--mtp_lrs", "1", refused=2)
-    assert "--mtp_clip_grad: invalid float value: 'true'" in output
-    assert "did you mean --mtp-clip-grad?" not in output and "--mtp_lrs: did you mean --mtp-lr?" in output
+    assert "--mtp_clip_grad/--mtp-clip-grad: invalid float value: 'true'\n" in output
+    assert "did you mean --mtp-clip-grad?" not in output and "--mtp_lrs: did you mean --mtp-lr?\n" in output
