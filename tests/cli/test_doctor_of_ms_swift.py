@@ -108,6 +108,8 @@ def test_a_command_may_lack_the_patches_and_its_file(doctor_of_file, tmp_path):
     (tmp_path / "command.py").write_text("import swift\n")
     told = doctor_of_file("MEGATRON_MTP_PATCHES=all python command.py sft --model x --train_iters 2\n").out
     assert "MEGATRON_MTP_PATCHES loads no patch: command.py does not" in told and "may lack the patches: 1." in told
+    assert "Runs: 0; " in doctor_of_file("python convert.py pt run.yaml\n").out
+    assert "unknown to Megatron" in doctor_of_file(f"python train.py pt absent.yaml {SMALL} --new 1\n").out
     done = doctor_of_file("megatron sft run.yaml\n")
     assert done.code == 2 and "run.yaml, which has arguments of ms-swift: it cannot be read: No such file" in done.out
 

@@ -166,8 +166,9 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
     trainings = []
     for index, (words, variables) in enumerate(commands):
         i = _index_of_program(words)
-        is_of_ms_swift = words[i + 1 : i + 2] and words[i + 1] in MS_SWIFT_METHODS and len(words) > i + 2
-        if not is_of_ms_swift and not any(word.startswith("-") or is_positional(word) for word in words[i + 1 :]):
+        if not (
+            _is_of_ms_swift(words, i) or any(word.startswith("-") or is_positional(word) for word in words[i + 1 :])
+        ):
             continue
         srun = srun_options([one for one, _ in commands], index, words[:i])
         srun = None if srun is None else {**(sbatch or {}), **srun}
@@ -196,11 +197,13 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
 
 def _index_of_program(words: list[str]) -> int:
     """The index of the Python file, or of ms-swift's program, in a command; the number of words if it has none."""
-    for i, word in enumerate(words):
-        is_of_ms_swift = PurePath(word).name == MS_SWIFT and words[i + 1 : i + 2] and words[i + 1] in MS_SWIFT_METHODS
-        if word.endswith(".py") or is_of_ms_swift:
-            return i
-    return len(words)
+    return next((i for i, word in enumerate(words) if word.endswith(".py") or _is_of_ms_swift(words, i)), len(words))
+
+
+def _is_of_ms_swift(words: list[str], i: int) -> bool:
+    """True if the word at this index is ms-swift's program, which trains."""
+    program, *rest = words[i : i + 2] or [""]
+    return PurePath(program).name == MS_SWIFT and bool(set(rest) & set(MS_SWIFT_METHODS))
 
 
 def _sourced_files(commands: Iterable[list[str]]) -> Iterator[str]:

@@ -29,7 +29,12 @@ def read_command(command: Command, folder: Path) -> Command | Configuration:
     method, *words = [path.stem, *command.flags] if is_own_script else command.flags or [""]
     if method not in MS_SWIFT_METHODS:
         return command
-    content = _read_content(words, folder)
+    try:
+        content = _read_content(words, folder)
+    except UsageError:
+        if is_launcher or is_own_script:
+            raise
+        return command
     if not (is_launcher or is_own_script or is_one(content)):
         return command
     if method == "rlhf":
