@@ -166,7 +166,12 @@ BASE = (
                         "run_record.refuse_idle_settings:check_bridge_overrides",
                     ),
                     (f"{_BRIDGE_OVERRIDES}:apply_overrides", "run_record.refuse_idle_settings:check_bridge_values"),
-                    ("verl.utils.config:omega_conf_to_dataclass", "run_record.refuse_idle_settings:check_verl_section"),
+                    # The SFT trainer calls the one, the task runner of main_ppo the other.
+                    ("verl.utils.device:auto_set_device", "run_record.refuse_idle_settings:check_verl_configuration"),
+                    (
+                        "verl.trainer.ppo.utils:need_critic",
+                        "run_record.refuse_idle_settings:check_verl_configuration",
+                    ),
                     (f"{_VERL_ENGINE}.__init__", "run_record.refuse_idle_settings:check_verl_engine"),
                     ("swift.utils.utils:parse_args", "run_record.refuse_idle_settings:check_swift_arguments"),
                     (f"{_TRAINING}.checkpointing:check_checkpoint_args", "run_record.provenance:warn_of_differences"),

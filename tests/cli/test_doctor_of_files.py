@@ -202,6 +202,7 @@ def test_what_no_patch_removes_ends_with_1_from_severity_3_on(doctor_of_file, mo
         ("a: [", "it is not YAML"),
         ("num_layers: 1", "it has neither MODEL_ARGS"),
         ("actor_rollout_ref: {actor: {strategy: fsdp}}", "verl trains this by fsdp, not by Megatron"),
+        ("{model: {}, engine: {_target_: verl.FSDPEngineConfig}, optim: {}}", "compose it with engine=megatron"),
         (None, "it cannot be read: Is a directory"),
     ],
 )

@@ -45,10 +45,10 @@ def test_settings_that_do_not_act_are_counted_for_programs(doctor_of_file):
 def test_what_keeps_the_settings_of_verl_from_acting_is_named(doctor_of_file):
     variables = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {VERL_USE_EXTERNAL_MODULES: %s}}}}\n"
     told = doctor_of_file(ACTOR, name="verl.yaml").out
-    meant = "override_transformer_config.mtp_detach_heads"
-    assert f"override_transformer_config.mtp_detach_head: did you mean {meant}?\n" in told
-    home = "override_optimizer_config"
-    assert f"override_transformer_config.mtp_clip_grad is not read there: it belongs in {home}\n" in told
+    model = "actor_rollout_ref.actor.megatron.override_transformer_config"
+    assert f"{model}.mtp_detach_head: did you mean {model}.mtp_detach_heads?\n" in told
+    home = "actor_rollout_ref.actor.optim.override_optimizer_config"
+    assert f"{model}.mtp_clip_grad is not read there: it belongs in {home}\n" in told
     variable = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES=megatron_mtp_patches"
     assert f"the workers import the patches only where zero-touch is enabled: set {variable}\n" in told
     chosen = variables % '"mine,megatron_mtp_patches"'
@@ -61,8 +61,24 @@ def test_what_keeps_the_settings_of_verl_from_acting_is_named(doctor_of_file):
         ("megatron: {mtp_detach_heads: true}", "megatron.mtp_detach_heads is not read there"),
         ("optim: {grad_norm_skip_threshold: 2.0}", "optim.grad_norm_skip_threshold is not read there"),
         (
+            "optim: {}}}\ncritic: {strategy: megatron, optim: {mtp_clip_grad: 2.0, override_transformer_config: {}",
+            "critic.optim.mtp_clip_grad is not read there: it belongs in critic.optim.override_optimizer_config",
+        ),
+        (
+            "optim: {}}}\ntrainer: {sub: {watch_invariants: 1",
+            "trainer.sub.watch_invariants is not read there: it belongs in actor_rollout_ref.actor.optim.override",
+        ),
+        (
+            "optim: {}}}\nmtp_detach_heads: true\noverride_transformer_config: {x: {",
+            "\nmtp_detach_heads is not read there: it belongs in actor_rollout_ref.actor.megatron.override_transformer",
+        ),
+        (
+            "optim: {}}}\noverride_optimizer_config: {mtp_lr: 1.0, x: {",
+            "override_optimizer_config.mtp_lr is not read there: it belongs in actor_rollout_ref.actor.optim.override_",
+        ),
+        (
             "megatron: {override_transformer_config: {mtp-detach-heads: true}}",
-            "did you mean override_transformer_config.",
+            "did you mean actor_rollout_ref.actor.megatron.override_transformer_config.",
         ),
         (
             "megatron: {override_transformer_config: {freeze_base_model_for_mtp: true}}}, model: {mtp: {enable: true}",
@@ -96,3 +112,30 @@ def test_which_settings_act_on_heads_that_verl_does_not_train(doctor_of_file, is
     text = f"actor_rollout_ref:\n  actor: {{strategy: megatron, {model}, {optimizer}}}\n{HEADS % is_trained}"
     done = doctor_of_file(text + VARIABLES % "", name="verl.yaml")
     assert done.code == 2 and hint in done.out and done.err == "", done
+
+
+SFT = """
+model: {path: %s, mtp: {enable: true, enable_train: true}}
+engine:
+  _target_: verl.workers.config.McoreEngineConfig
+  tensor_model_parallel_size: 2
+  context_parallel_size: 2
+  dtype: bfloat16
+  override_transformer_config: {mtp_detach_heads: true}
+optim: {optimizer: adam, clip_grad: 1.0, override_optimizer_config: {mtp_clip_grad: 0.1}}
+"""
+
+
+def test_the_file_of_verl_s_sft_trainer_is_a_run_of_verl(doctor_of_file, tmp_path):
+    (tmp_path / "config.json").write_text('{"n_routed_experts": 8, "num_nextn_predict_layers": 1}')
+    text = SFT % tmp_path
+    told = doctor_of_file(text, name="config.yaml")
+    assert told.code == 0 and "config.yaml sft: known defects: " in told.out and "not read there" not in told.out
+    assert "\n* ML-7513b, " in told.out
+    assert "nothing in this file shows" in doctor_of_file(text.replace("mtp_", "_mtp_"), name="config.yaml").out
+    text = text.replace("optim: {", "optim: {mtp_lr: 0.1, ")
+    text += "trainer: {nnodes: 2, n_gpus_per_node: 8, watch_invariants: 1}\n"
+    told = doctor_of_file(text, name="config.yaml")
+    assert told.code == 2 and "; 16 ranks" in told.out
+    home = "is not read there: it belongs in optim.override_optimizer_config\n"
+    assert f"optim.mtp_lr {home}trainer.watch_invariants {home}" in told.out

@@ -25,7 +25,7 @@ class Configuration(NamedTuple):
 
     Attributes:
         sources: its sections as objects.
-        sections: the names and contents of those sections that the user writes.
+        sections: the dotted names and contents of those sections that the user writes.
         places: where its framework has settings of the patches.
         untrained_heads: why no MTP head trains; '' if one does, or if that is not known.
         acting_without_heads: the settings of heads that act all the same.
@@ -136,7 +136,7 @@ def _refusals(run: Configuration, whole: Mapping[str, Any]) -> Iterator[str]:
         check_muon_splits(SimpleNamespace(**whole))
     except ValueError as error:
         yield str(error)
-    candidates = [make_source(section) for name, section in run.sections if name in run.places.sections]
+    candidates = [make_source(section) for name, section in run.sections if run.places.settings_in(name)]
     if whole.get("mtp_num_layers"):
         candidates.append(SimpleNamespace(**whole))
     for candidate in candidates:

@@ -9,7 +9,7 @@ from ..engine import AddField
 from ..engine.similar_names import find_similar
 from ..engine.state import State
 from ..megatron_engine import ENGINE
-from .places import Places
+from .places import Places, join
 
 _BY_ID = {patch.id: patch for patch in CATALOG}
 # {a setting: the id of the patch that adds it}
@@ -25,22 +25,22 @@ def find_idle_settings(sections: Iterable[tuple[str, Iterable[object]]], places:
     Whether a patch is left out is asked of the patches that are in force.
 
     Args:
-        sections: the name of each section of the configuration ('' for the whole of it) and what is set in it,
+        sections: the dotted name of each section of the configuration ('' for the whole of it) and what is set in it,
             settings of the patches or not.
         places: those of this trainer.
     """
     lacking: dict[str, list[str]] = {}  # {a setting, with its section: the patches that it lacks}
     for section, names in sections:
         for name in map(str, names):
-            where = _join(section, name)
+            where = join(section, name)
             if name not in _PATCHES:
                 if similar := find_similar(name.replace("-", "_"), _PATCHES, cutoff=0.9):
-                    yield f"{where}: did you mean {_join(places.home_of(similar), similar)}?"
-            elif name in places.sections.get(section, ()):
+                    yield f"{where}: did you mean {join(places.home_of(similar, section), similar)}?"
+            elif name in places.settings_in(section):
                 if patches := _patches_that_are_left_out(name, places):
                     lacking[where] = patches
             elif any(name in settings for settings in places.sections.values()):
-                yield f"{where} is not read there: it belongs in {places.home_of(name) or 'the outermost section'}"
+                yield f"{where} is not read there: it belongs in {places.home_of(name, section) or 'the outermost section'}"
             else:
                 yield f"{where} does not act in {places.why_others_are_idle}: take it out"
     if lacking:
@@ -87,7 +87,3 @@ def _is_megatrons_own(name: str) -> bool:
     from megatron_overrides.settings.checks import configurations
 
     return any(name in vars(configuration)["__dataclass_fields__"] for configuration in configurations())
-
-
-def _join(section: str, name: str) -> str:
-    return f"{section}.{name}" if section else name

@@ -15,13 +15,13 @@ from .launch_script import Command, read_commands
 from .mappings import SUFFIXES, read_mapping, read_text
 from .ms_swift_commands import read_command
 from .places import MEGATRON_BRIDGE, sections_of
-from .verl_configuration import read_roles
+from .verl_configuration import is_of_verl, read_roles
 
 _KINDS = (
     "MODEL_ARGS, as a recipe of Megatron-LM's functional tests; a section `model`, as a run_config.yaml of "
-    "Megatron-Bridge; `actor_rollout_ref`, as a configuration that verl composes; nor the name of a `model` or "
-    "`mcore_model` with a batch size or a parallel size of Megatron or a setting of MTP heads or of the patches, as an "
-    "args.json or a YAML file of ms-swift"
+    "Megatron-Bridge; `actor_rollout_ref`, or `engine` and `optim` beside `model`, as a configuration that verl "
+    "composes; nor the name of a `model` or `mcore_model` with a batch size or a parallel size of Megatron or a setting "
+    "of MTP heads or of the patches, as an args.json or a YAML file of ms-swift"
 )
 
 
@@ -29,10 +29,10 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
     """The runs of a file, named after it: the flags of each, or its configuration.
 
     A YAML or JSON file is a recipe of Megatron-LM's functional tests, a run_config.yaml of Megatron-Bridge, a composed
-    configuration of verl, whose actor is a run, as its critic if it has one, or an args.json or YAML file of ms-swift.
-    Any other file is a launch script, in which a command of ms-swift is such a configuration, or has flags as text.
-    verl and ms-swift take the settings of a model, such as its experts, from its Hugging Face configuration: they count
-    as absent unless the file overrides them.
+    configuration of verl, whose actor is a run, as its critic if it has one, or whose SFT trainer is, or an args.json
+    or YAML file of ms-swift. Any other file is a launch script, in which a command of ms-swift is such a configuration,
+    or has flags as text. verl and ms-swift take the settings of a model, such as its experts, from its Hugging Face
+    configuration: they count as absent unless the file overrides them.
 
     Raises:
         UsageError: the file cannot be read, or is none of these.
@@ -55,13 +55,13 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
             )
             for name, flags in recipes.items()
         ]
-    if isinstance(content.get("actor_rollout_ref"), dict):
+    if is_of_verl(content):
         return [(f"{file} {role}", configuration) for role, configuration in read_roles(content).items()]
     if ms_swift_configuration.is_one(content):
         return [(str(file), ms_swift_configuration.read(content))]
     if isinstance(content.get("model"), dict):
         sections = [*sections_of(content)]
-        read = [section for name, section in sections[1:] if name in content or name in MEGATRON_BRIDGE.sections]
+        read = [section for name, section in sections[1:] if name in content or MEGATRON_BRIDGE.settings_in(name)]
         sources = [*map(make_source, read), SimpleNamespace(is_of_megatron_bridge=True)]
         has_heads = any(getattr(source, "mtp_num_layers", None) for source in sources)
         untrained = "" if has_heads else "model.mtp_num_layers is not set, so the model has no MTP heads"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from ..engine import UsageError
 from ..megatron_engine import ENGINE
 from .configuration import Configuration, make_dtype, make_source, read_hugging_face_sizes
-from .places import VERL, sections_of
+from .places import VERL_PPO, VERL_SFT, Places, sections_of
 
 _OVERRIDES = ("override_transformer_config", "override_mcore_model_config", "override_ddp_config")
 # One leaves out their gradient buffers, the other leaves nothing to train.
@@ -17,12 +18,20 @@ _PLACES = ("ray_kwargs", "ray_init", "runtime_env", "env_vars")  # of the variab
 _VARIABLE, _PACKAGE = "VERL_USE_EXTERNAL_MODULES", "megatron_mtp_patches"
 
 
+def is_of_verl(content: dict[str, Any]) -> bool:
+    """It is what verl's PPO trainer or its SFT trainer composes."""
+    is_of_sft = all(isinstance(content.get(name), dict) for name in ("model", "engine", "optim"))
+    return is_of_sft or isinstance(content.get("actor_rollout_ref"), dict)
+
+
 def read_roles(content: dict[str, Any]) -> dict[str, Configuration]:
-    """{role: its run}: the actor and, if verl trains one, the critic, where Megatron trains them.
+    """{role: its run}: the actor and, if verl trains one, the critic, where Megatron trains them; or `sft`.
 
     Raises:
-        UsageError: Megatron trains neither.
+        UsageError: Megatron trains none of them.
     """
+    if not isinstance(content.get("actor_rollout_ref"), dict):
+        return {"sft": _read_sft(content)}
     roles = {"actor": content["actor_rollout_ref"].get("actor")}
     if _has_critic(content):
         roles["critic"] = content["critic"]
@@ -33,10 +42,42 @@ def read_roles(content: dict[str, Any]) -> dict[str, Configuration]:
             f"verl trains this by {', '.join(sorted(strategies))}, not by Megatron: compose it with "
             f"model_engine=megatron"
         )
-    return {
-        role: _read_role(section, content)._replace(content={**content, "role": role})
-        for role, section in trained.items()
+    variables = _read_variables(content)
+    sections = {
+        "actor": [*sections_of({name: section for name, section in content.items() if name != "critic"})],
+        "critic": [*sections_of(content.get("critic") or {}, "critic")],
     }
+    runs = {}
+    for role, section in trained.items():
+        model = section.get("model") or content["actor_rollout_ref"].get("model") or {}  # a critic has one of its own
+        run = _read_run(section.get("megatron"), section.get("optim"), model, sections[role], VERL_PPO)
+        ranks = SimpleNamespace(world_size=_count_ranks(content))
+        runs[role] = run._replace(
+            sources=[*run.sources, ranks],
+            hints=(*_missing_variable(variables), *run.hints),
+            shows_patches=_imports_patches(variables),
+            patches=str(variables.get(ENGINE.project.choice_variable) or "").strip(),
+            content={**content, "role": role},
+        )
+    return runs
+
+
+def _read_sft(content: dict[str, Any]) -> Configuration:
+    """The run of the SFT trainer. Its file says which patches it has only by their settings."""
+    if not str(content["engine"].get("_target_")).endswith(".McoreEngineConfig"):
+        raise UsageError("verl does not train this by Megatron: compose it with engine=megatron optim=megatron")
+    run = _read_run(content["engine"], content["optim"], content["model"], [*sections_of(content)], VERL_SFT)
+    ranks = SimpleNamespace(world_size=_count_ranks(content) if _count_ranks(content) > 1 else None)  # torchrun's
+    return run._replace(
+        sources=[*run.sources, ranks],
+        shows_patches=any(VERL_SFT.settings_in(name) & section.keys() for name, section in run.sections),
+        content={**content, "role": "sft"},
+    )
+
+
+def _count_ranks(content: dict[str, Any]) -> int:
+    trainer = content.get("trainer") or {}
+    return int(trainer.get("n_gpus_per_node") or 1) * int(trainer.get("nnodes") or 1)
 
 
 def _has_critic(content: dict[str, Any]) -> bool:
@@ -47,15 +88,18 @@ def _has_critic(content: dict[str, Any]) -> bool:
     return bool(critic) and (content.get("algorithm") or {}).get("adv_estimator", "gae") == "gae"
 
 
-def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuration:
-    """The settings of a role, with what verl's engine sets for all runs."""
-    engine, optimizer, trainer = section.get("megatron") or {}, section.get("optim") or {}, content.get("trainer") or {}
+def _read_run(
+    engine: dict[str, Any] | None,
+    optimizer: dict[str, Any] | None,
+    model: dict[str, Any],
+    sections: list[tuple[str, Mapping[Any, Any]]],
+    places: Places,
+) -> Configuration:
+    """The settings of a run, with what verl's engine sets for all runs."""
+    engine, optimizer, heads = engine or {}, optimizer or {}, model.get("mtp") or {}
     model_settings = engine.get("override_transformer_config") or {}
-    model = section.get("model") or content["actor_rollout_ref"].get("model") or {}  # a critic has one of its own
-    heads, variables = model.get("mtp") or {}, _read_variables(content)
     in_16_bits = bool(optimizer.get("use_precision_aware_optimizer")) and optimizer.get("main_grads_dtype") != "fp32"
     fixed = SimpleNamespace(
-        world_size=int(trainer.get("n_gpus_per_node") or 1) * int(trainer.get("nnodes") or 1),
         calculate_per_token_loss=bool(engine.get("dynamic_context_parallel")) or None,
         accumulate_allreduce_grads_in_fp32=not in_16_bits,
         grad_reduce_in_fp32=not in_16_bits,
@@ -73,13 +117,11 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
     sizes, notes = read_hugging_face_sizes(model.get("path"), bool(heads.get("enable")))
     return Configuration(
         sources=[*sources, *sizes],
-        sections=[*sections_of({"megatron": engine, "optim": optimizer, "model": model})],
-        places=VERL,
+        sections=sections,
+        places=places,
         untrained_heads="" if model_settings.get("mtp_num_layers") else _why_no_head_trains(heads),
         acting_without_heads=_ACT_ON_UNTRAINED_HEADS if heads.get("enable") else (),
-        hints=(*_missing_variable(variables), *_refused_with_heads(model_settings, heads)),
-        shows_patches=_imports_patches(variables),
-        patches=str(variables.get(ENGINE.project.choice_variable) or "").strip(),
+        hints=tuple(_refused_with_heads(model_settings, heads)),
         notes=notes,
     )
 

@@ -15,7 +15,7 @@ from megatron_overrides.settings.checks import changed_settings
 
 from ..doctor.idle_settings import find_idle_settings, find_settings_without_heads
 from ..doctor.ms_swift_configuration import why_no_head_trains
-from ..doctor.places import MEGATRON, MEGATRON_BRIDGE, MS_SWIFT, VERL, Places, sections_of
+from ..doctor.places import MEGATRON, MEGATRON_BRIDGE, MS_SWIFT, VERL_ENGINE, VERL_PPO, VERL_SFT, Places, sections_of
 from ..engine.call import Call
 
 logger = logging.getLogger(__name__)
@@ -66,18 +66,16 @@ def check_bridge_values(call: Call) -> Any:
     return call.proceed()
 
 
-def check_verl_section(call: Call) -> Any:
-    """Wraps omega_conf_to_dataclass(config, ...), by which verl makes an object of each of its sections.
+def check_verl_configuration(call: Call) -> Any:
+    """Wraps auto_set_device(config) and need_critic(config), which verl's trainers call with their configuration.
 
     Raises:
         ValueError: such a setting is in it, at any depth.
     """
     from omegaconf import OmegaConf
 
-    config = call["config"]
-    content = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
-    if isinstance(content, Mapping):
-        _refuse(sections_of(content), VERL)
+    content = OmegaConf.to_container(call["config"], resolve=False)
+    _refuse(sections_of(content), VERL_PPO if "actor_rollout_ref" in content else VERL_SFT)
     return call.proceed()
 
 
@@ -88,7 +86,9 @@ def check_verl_engine(call: Call) -> Any:
         ValueError: one of the dictionaries for Megatron's configurations has such a setting.
     """
     configs = (call["engine_config"], call["optimizer_config"])
-    _refuse(((name, getattr(config, name, None) or ()) for config in configs for name in VERL.sections), VERL)
+    _refuse(
+        ((name, getattr(config, name, None) or ()) for config in configs for name in VERL_ENGINE.sections), VERL_ENGINE
+    )
     return call.proceed()
 
 

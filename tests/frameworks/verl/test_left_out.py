@@ -4,7 +4,7 @@ import os
 from functools import partial
 
 import pytest
-from megatron_mtp_patches.doctor.places import VERL
+from megatron_mtp_patches.doctor.places import VERL_SFT
 
 from tests.end_to_end.conftest import run_command
 from tests.pages import read_by_bash, shown
@@ -13,8 +13,6 @@ from tests.warm.processes import run_ranks
 from ..left_out import is_megatrons_own, leave_out, says_why
 
 pytestmark = pytest.mark.forked("torch")  # the patches come before verl
-
-SECTIONS = {"override_transformer_config": "engine", "override_optimizer_config": "optim"}
 
 
 @pytest.fixture
@@ -40,13 +38,13 @@ def train(save_model, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("patch, setting", leave_out(VERL, "verl", "Megatron-Bridge"))
+@pytest.mark.parametrize("patch, setting", leave_out(VERL_SFT, "verl", "Megatron-Bridge"))
 def test_a_patch_may_be_left_out_with_its_settings(train, patch, setting):
     ended = train(f"-{patch}")
     assert ended.code == 0, ended.output[-3000:]
     if setting and not is_megatrons_own(setting):
-        home = VERL.home_of(setting)
-        ended = train(f"-{patch}", f"+{SECTIONS[home]}.{home}.{setting}=1")
+        home = VERL_SFT.home_of(setting)
+        ended = train(f"-{patch}", f"+{home}.{setting}=1")
         assert ended.code == 1 and says_why(ended.output, patch, setting), ended.output[-3000:]
 
 

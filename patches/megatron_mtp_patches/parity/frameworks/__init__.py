@@ -7,7 +7,7 @@ that a run has the same cuts, and sets what the flags of a cut say; the other fi
 from __future__ import annotations
 
 from ...doctor.configuration import Configuration
-from ...doctor.places import MEGATRON_BRIDGE, VERL
+from ...doctor.places import MEGATRON_BRIDGE, VERL_PPO, VERL_SFT
 from ..training import FrameworkRun
 from .megatron_bridge import BridgeRun
 from .ms_swift import SwiftRun
@@ -18,6 +18,6 @@ def make_run(configuration: Configuration) -> FrameworkRun:
     """The run of a framework's configuration."""
     if configuration.places is MEGATRON_BRIDGE:
         return BridgeRun(configuration.content)
-    if configuration.places is VERL:
+    if configuration.places in (VERL_PPO, VERL_SFT):
         return VerlRun(configuration.content)
     return SwiftRun(configuration.content)

@@ -39,10 +39,10 @@ _VOCABULARY = {"vocab_size": VOCABULARY, "make_vocab_size_divisible_by": 8}
 
 @dataclass(frozen=True)
 class VerlRun:
-    """The training of an actor.
+    """The training of an actor, or of the SFT trainer.
 
     Attributes:
-        content: the whole configuration, and under `role` the one that this run is.
+        content: the whole configuration, and under `role` the one that this run is: actor, critic or sft.
     """
 
     content: dict[str, Any]
@@ -120,12 +120,15 @@ class VerlRun:
         from omegaconf.errors import OmegaConfBaseException
 
         role = self.content["role"]
-        if role != "actor":
+        if role == "critic":
             raise UsageError(f"parity does not train the {role} of verl")
         whole = OmegaConf.create({name: value for name, value in self.content.items() if name != "role"})
         try:
-            actor, model = whole.actor_rollout_ref.actor, whole.actor_rollout_ref.model
-            parts = (actor.megatron, actor.optim, model)
+            if role == "sft":
+                parts = (whole.engine, whole.optim, whole.model)
+            else:
+                actor = whole.actor_rollout_ref.actor
+                parts = (actor.megatron, actor.optim, whole.actor_rollout_ref.model)
             engine, optimizer, model = (OmegaConf.to_container(part, resolve=True) for part in parts)
         except (OmegaConfBaseException, ValueError) as error:
             raise UsageError(f"the configuration is not whole: {' '.join(str(error).split())}") from error
