@@ -157,7 +157,8 @@ def _other_division(current: list[Group], saved: list[Group]) -> ValueError:
     lines = [
         f"the optimizer of the checkpoint has {len(saved)} parameter groups, that of this run {len(current)}: resume "
         f"with the settings that divide them as they were when it was saved ({', '.join(map(spell, _DIVIDING))}), or "
-        f"leave its state out with --no-load-optim (load_optim=False in Megatron-Bridge's CheckpointConfig)"
+        f"leave its state out with --no-load-optim (Megatron-Bridge: checkpoint.load_optim=False; verl: "
+        f"checkpoint.load_contents=[model,extra])"
     ]
     for owner, groups, others in (("the checkpoint", saved, current), ("this run", current, saved)):
         rates = [rates_of(group) for group in others]

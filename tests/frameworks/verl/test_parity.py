@@ -43,18 +43,37 @@ def write(tmp_path):
     return write_file
 
 
-def test_a_defect_of_a_cut_is_named_and_goes_away_with_the_patches(write, tmp_path):
+@pytest.fixture
+def write_sft(write, tmp_path):
+    """write_sft(name, *words): what verl's SFT trainer composes, of the same model."""
+    import verl
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    def write_file(name, *words):
+        words = ["engine=megatron", "optim=megatron", f"model.path={tmp_path / 'model'}", *words]
+        with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+            OmegaConf.save(compose("sft_trainer_engine", overrides=words), tmp_path / name)
+        return tmp_path / name
+
+    return write_file
+
+
+def test_a_defect_of_a_cut_is_named_and_goes_away_with_the_patches(write, write_sft, tmp_path):
     refused = {
         "the run trains adapters (`lora`)": write("lora.yaml", {"lora_rank": 8}),
         "set megatron.vanilla_mbridge to false": write("mbridge.yaml", vanilla_mbridge=True),
         "Megatron-Bridge reads no model from model.path": write("absent.yaml", {"path": str(tmp_path / "absent")}),
     }
-    files = [write("config.yaml", pipeline_model_parallel_size=2, param_offload=True), *refused.values()]
+    words = ["model.mtp.enable=true", "model.mtp.enable_train=true", "engine.tensor_model_parallel_size=2"]
+    sft = write_sft("sft.yaml", *words)
+    files = [write("config.yaml", pipeline_model_parallel_size=2, param_offload=True), sft, *refused.values()]
     code, answer = compare(files, tmp_path, "--cut", "TP2 with SP", "--cut", "PP2")
     assert code == 1
-    run, *others = answer
+    run, run_of_sft, *others = answer
     assert explanations(run) == {"TP2 with SP": {"ML-5916"}} and len(run["cuts"]) == 2
     assert all(cut["goes_away_with_all_patches"] for cut in run["cuts"] if cut["findings"])
+    assert explanations(run_of_sft) == {"TP2 with SP": {"ML-5916"}} and len(run_of_sft["cuts"]) == 1
     assert {"param_offload True"} <= {flag for flags in run["left_out"].values() for flag in flags}
     for why, one in zip(refused, others, strict=True):
         assert why in one["refused"]
