@@ -65,15 +65,15 @@ def test_a_defect_of_a_cut_is_named_and_goes_away_with_the_patches(write, write_
         "set megatron.vanilla_mbridge to false": write("mbridge.yaml", vanilla_mbridge=True),
         "Megatron-Bridge reads no model from model.path": write("absent.yaml", {"path": str(tmp_path / "absent")}),
     }
-    words = ["model.mtp.enable=true", "model.mtp.enable_train=true", "engine.tensor_model_parallel_size=2"]
-    sft = write_sft("sft.yaml", *words)
+    layout = [f"engine.{name}_model_parallel_size=2" for name in ("tensor", "pipeline")]
+    sft = write_sft("sft.yaml", "model.mtp.enable=true", "model.mtp.enable_train=true", *layout)
     files = [write("config.yaml", pipeline_model_parallel_size=2, param_offload=True), sft, *refused.values()]
     code, answer = compare(files, tmp_path, "--cut", "TP2 with SP", "--cut", "PP2")
     assert code == 1
     run, run_of_sft, *others = answer
     assert explanations(run) == {"TP2 with SP": {"ML-5916"}} and len(run["cuts"]) == 2
     assert all(cut["goes_away_with_all_patches"] for cut in run["cuts"] if cut["findings"])
-    assert explanations(run_of_sft) == {"TP2 with SP": {"ML-5916"}} and len(run_of_sft["cuts"]) == 1
+    assert explanations(run_of_sft) == {"TP2 with SP": {"ML-5916"}} and len(run_of_sft["cuts"]) == 2
     assert {"param_offload True"} <= {flag for flags in run["left_out"].values() for flag in flags}
     for why, one in zip(refused, others, strict=True):
         assert why in one["refused"]
