@@ -20,8 +20,8 @@ from .verl_configuration import is_of_verl, read_roles
 _KINDS = (
     "MODEL_ARGS, as a recipe of Megatron-LM's functional tests; a section `model`, as a run_config.yaml of "
     "Megatron-Bridge; `actor_rollout_ref`, or `engine` and `optim` beside `model`, as a configuration that verl "
-    "composes; nor the name of a `model` or `mcore_model` with a batch size or a parallel size of Megatron or a setting "
-    "of MTP heads or of the patches, as an args.json or a YAML file of ms-swift"
+    "composes; nor the name of a `model` or `mcore_model` with a batch size or a parallel size of Megatron or a "
+    "setting of MTP heads or of the patches, as an args.json or a YAML file of ms-swift"
 )
 
 
