@@ -40,7 +40,8 @@ def find_idle_settings(sections: Iterable[tuple[str, Iterable[object]]], places:
                 if patches := _patches_that_are_left_out(name, places):
                     lacking[where] = patches
             elif any(name in settings for settings in places.sections.values()):
-                yield f"{where} is not read there: it belongs in {places.home_of(name, section) or 'the outermost section'}"
+                home = places.home_of(name, section) or "the outermost section"
+                yield f"{where} is not read there: it belongs in {home}"
             else:
                 yield f"{where} does not act in {places.why_others_are_idle}: take it out"
     if lacking:
