@@ -24,6 +24,7 @@ def blocks() -> dict[str, str]:
     return {
         "defects-by-release": by_release(),
         "removed-defects": removed(DEFAULT),
+        "second-readings": second_readings(),
         "known-defects": "\n\n".join(filter(None, map(topic_list, defect_modules()))),
     }
 
@@ -51,6 +52,15 @@ def removed(release: str) -> str:
         f"remove {states.total()}: {states['fixed']} since fixed upstream, {states['open']} only reported there, "
         f"{states['unreported']} unreported to our knowledge."
     )
+
+
+def second_readings() -> str:
+    """The declarations that somebody else has read again, and what that was compared with."""
+    rows = [[defect.id, defect.second_reading] for defect in known_defects() if defect.second_reading]
+    severe = [defect for defect in known_defects() if defect.patch or defect.severity > MINOR]
+    read = sum(bool(defect.second_reading) for defect in severe)
+    count = f"{read} of the {len(severe)} that are of severity 4 and 5 or have a patch, {len(rows)} in all."
+    return "\n".join([count, "", *table(["id", "compared with"], rows)])
 
 
 def topic_list(module: ModuleType) -> str:

@@ -95,6 +95,8 @@ class Defect:
             removed as well; '' for none.
         seen_by: the relation of watch-invariants that sees it first in a live run; '' where none is known to. Why
             stands in ci/watch/defects.toml.
+        second_reading: what somebody who did not write the declaration has compared with it, as nouns ("sources of
+            0.16.1 to main; its program with the flags just outside"); '' where nobody has.
     """
 
     id: str
@@ -116,6 +118,7 @@ class Defect:
     unless: Gap | None = None
     after: str = ""
     seen_by: Relation = ""
+    second_reading: str = ""
 
     @property
     def links(self) -> tuple[str, ...]:
