@@ -77,7 +77,7 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
 
 
 def test_a_run_of_bridge_is_repaired_of_what_only_two_trainers_are(doctor_of_file):
-    sizes = "num_layers: 2, num_moe_experts: 2, mtp_num_layers: 2, moe_layer_freq: [1, 0]"
+    sizes = "num_layers: 2, num_moe_experts: 2, mtp_num_layers: 2, moe_layer_freq: [1, 0], moe_z_loss_coeff: 0.1"
     record = megatron_mtp_patches.record()
     text = f"model: {{{sizes}, context_parallel_size: 2}}\nlogger: {{megatron_mtp_patches: {record}}}\n"
     printed = " ".join(doctor_of_file(text, name="run_config.yaml").out.split())

@@ -6,10 +6,11 @@ import pytest
 
 pytestmark = pytest.mark.forked("python")
 
-MOE = {"num_experts": 4, "num_layers": 4, "moe_layer_freq": 1}
+MOE = {"num_experts": 4, "num_layers": 4, "moe_layer_freq": 1, "moe_z_loss_coeff": 1e-3}
+MOE |= {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1e-2}
 REPEATED = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}
 HYBRID = {**MOE, "mtp_num_layers": 2, "hybrid_layer_pattern": "M*ME/ME/ME"}
-MEAN, TWICE, INDEX = "divided by more than", "as many times as it has passes", "IndexError"
+MEAN, TWICE, INDEX = "divided by more than", "once for each pass", "IndexError"
 
 
 @pytest.fixture
@@ -128,13 +129,14 @@ EXPERTS, BIASES, DIST_MUON = "leaves out the experts", "leaves out the biases", 
         ),
         (
             "0.19.2",
-            {**SPLIT, "add_bias_linear": True, "expert_tensor_parallel_size": 1, "optimizer": "muon",
-             "use_layer_wise_distributed_optimizer": True},
+            {**SPLIT, "add_bias_linear": True, "expert_tensor_parallel_size": 1, "expert_model_parallel_size": 2,
+             "optimizer": "muon", "use_layer_wise_distributed_optimizer": True},
             [DIST_MUON],
         ),
         (
             "0.19.2",
-            {**SPLIT, "add_bias_linear": True, "expert_tensor_parallel_size": 1, "optimizer": "dist_muon"},
+            {**SPLIT, "add_bias_linear": True, "expert_tensor_parallel_size": 1, "expert_model_parallel_size": 2,
+             "optimizer": "dist_muon"},
             [DIST_MUON],
         ),
     ],

@@ -78,7 +78,7 @@ DEFECTS = (
         id="ML-1699",
         effect="The part of a split down projection that makes the positional key of MLA learns from the heads of one "
         "tensor-parallel rank, and with it the norm before it and all earlier layers",
-        severity=5,
+        severity=4,
         signs=Sign(
             _MLA,
             has="kv_combined = gather_from_tensor_model_parallel_region(kv_combined)",
@@ -156,10 +156,14 @@ DEFECTS = (
             Sign("gpt_builders:gpt_builder", has="rope_scaling=args.use_rope_scaling", lacks="rope_scaling_factor"),
         ),
         affects=lambda run: (
-            # a hybrid model reads neither
-            run.use_rope_scaling and run.rope_scaling_factor not in (None, 8) and not is_hybrid(run)
+            # a hybrid model, MLA and other embeddings read neither
+            run.use_rope_scaling
+            and run.rope_scaling_factor not in (None, 8)
+            and run.position_embedding_type in (None, "rope")
+            and not (run.multi_latent_attention or is_hybrid(run))
         ),
-        when="--use-rope-scaling with --rope-scaling-factor other than 8, in a GPT",
+        when="--use-rope-scaling with --rope-scaling-factor other than 8, in a GPT with --position-embedding-type "
+        "rope and without --multi-latent-attention",
         state="fixed after main of 2026-08-22",
         evidence="reproduced",
         patch="pass-rope-scaling-factor",

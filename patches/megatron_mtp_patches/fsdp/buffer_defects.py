@@ -104,9 +104,12 @@ DEFECTS = (
             _ADAPTER, has="class FullyShardedDataParallel(_BaseDataParallel):", lacks="is_te_min_version('2.10')"
         ),
         affects=lambda run: (
-            run.use_megatron_fsdp and run.gradient_accumulation_fusion and () < run.transformer_engine < (2, 10)
+            sharding_strategy(run) in ("optim_grads", "optim_grads_params")
+            and run.gradient_accumulation_fusion
+            and () < run.transformer_engine < (2, 10)
         ),
-        when="--use-megatron-fsdp without --no-gradient-accumulation-fusion, with TransformerEngine before 2.10",
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, without "
+        "--no-gradient-accumulation-fusion, with TransformerEngine before 2.10",
         instead="add --no-gradient-accumulation-fusion",
         state="fixed in 0.17.0",
         evidence="reported",

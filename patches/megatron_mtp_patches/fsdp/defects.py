@@ -82,6 +82,7 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
         "0.17, and --overlap-param-gather without --overlap-grad-reduce",
+        only_if="another trainer runs than Megatron's, which refuses these flags",
         instead=_OTHER_STRATEGY,
         state="fixed in 0.18.0",
         evidence="reproduced",
@@ -159,7 +160,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-5879",
-        effect="The logged number of zeros counts gradients that all tensor-parallel ranks have once for each of them",
+        effect="The logged number of zeros counts gradients of weights that all tensor-parallel ranks have a copy of, "
+        "as those of norms, once for each copy",
         kind="wrong log",
         severity=1,
         signs=Sign(

@@ -9,7 +9,6 @@ from ..defects.conditions import (
     data_parallel,
     expert_data_parallel,
     fuses_weight_gradients,
-    has_megatron_fsdp,
     microbatches,
     sharding_strategy,
     type_name,
@@ -62,7 +61,7 @@ DEFECTS = (
             for version in ("", "V1")
         ),
         affects=lambda run: (
-            has_megatron_fsdp(run)
+            run.use_megatron_fsdp  # in either version of main
             and run.bf16
             and (run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32)
             and not type_name(run.megatron_fsdp_main_grads_dtype)
@@ -98,8 +97,8 @@ DEFECTS = (
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
         "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and as many expert-parallel "
         "as data-parallel ranks, or one data-parallel rank",
-        only_if="Megatron is 0.19 or newer, the run is in fp32, or --grad-reduce-in-bf16 is given, which before 0.19 "
-        "is --megatron-fsdp-grad-comm-dtype bf16 as well",
+        only_if="Megatron is 0.19 or newer, the run is in fp32 or fp16, or --grad-reduce-in-bf16 is given, which "
+        "before 0.19 is --megatron-fsdp-grad-comm-dtype bf16 as well",
         instead="set --megatron-fsdp-grad-comm-dtype and --megatron-fsdp-main-grads-dtype to the same type",
         state="open",
         evidence="reproduced",

@@ -31,9 +31,14 @@ def _ends_dense(run: Any) -> bool:
     return ((run.num_layers or 1) - 1) % (frequency or 1) != 0
 
 
+def _logs_losses(run: Any) -> bool:
+    """True if routers have losses, which Megatron logs."""
+    return has_any_aux_loss(run) or has_z_loss(run)
+
+
 def _is_divided_wrongly(run: Any) -> bool:
     """True if the number of MoE layers that the trainer counts is not that of the model."""
-    if not (run.num_experts and run.mtp_num_layers):
+    if not (run.num_experts and run.mtp_num_layers and _logs_losses(run)):
         return False
     return bool(run.hybrid_layer_pattern) or repeats_a_head(run) or _ends_dense(run)
 
@@ -47,12 +52,13 @@ def _replays_routes_beside_experts_of_heads(run: Any) -> bool:
 DEFECTS = (
     Defect(
         "ML-6748",
-        "The logged MoE auxiliary loss is too small, because it is divided by more than the number of MoE layers",
+        "The logged MoE losses are too small, because they are divided by more than the number of MoE layers",
         kind="wrong log",
         severity=2,
         signs=_DIVIDES_BY_LAYERS,
         affects=_is_divided_wrongly,
-        when="--num-experts with --mtp-num-layers, where heads have no experts or share a layer, or in a hybrid model",
+        when="--num-experts with --mtp-num-layers and --moe-aux-loss-coeff or --moe-z-loss-coeff, where MTP layers "
+        "have no experts or are one repeated layer, or in a hybrid model",
         state="fixed on main",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
@@ -65,24 +71,26 @@ DEFECTS = (
     ),
     Defect(
         "ML-6748b",
-        "A repeated head of a hybrid model trains with its auxiliary loss as many times as it has passes",
+        "The repeated MTP layer of a hybrid model trains with its auxiliary loss once for each pass, not once",
         severity=3,
         signs=_DIVIDES_BY_LAYERS,
         fixed_by=Sign("megatron.core.transformer.transformer_config:TransformerConfig", lacks="mtp_use_repeated_layer"),
-        affects=lambda run: _experts_of_hybrid_head(run) and repeats_a_head(run),
-        when="--hybrid-layer-pattern with experts in a head, --mtp-use-repeated-layer and --mtp-num-layers > 1",
+        affects=lambda run: _experts_of_hybrid_head(run) and repeats_a_head(run) and has_any_aux_loss(run),
+        when="--hybrid-layer-pattern with experts in an MTP layer, --mtp-use-repeated-layer, --mtp-num-layers > 1 and "
+        "--moe-aux-loss-coeff",
         state="fixed on main",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
     ),
     Defect(
         "ML-6748c",
-        "Training ends in an IndexError when a router of a hybrid head records its auxiliary loss",
+        "Training ends in an IndexError when a router in an MTP layer of a hybrid model records its loss",
         kind="crash",
         severity=3,
         signs=Sign(_REPORT, has=_COUNTS),
-        affects=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0),
-        when="--hybrid-layer-pattern whose heads have more layers than --mtp-num-layers before their last experts",
+        affects=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0) and _logs_losses(run),
+        when="--hybrid-layer-pattern whose MTP part has its last E at a place beyond --mtp-num-layers, as M*E/*E, with "
+        "--moe-aux-loss-coeff or --moe-z-loss-coeff",
         introduced_by=("NVIDIA/Megatron-LM#6748",),
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
@@ -98,7 +106,7 @@ DEFECTS = (
             run.mtp_num_layers
             and pipeline_parallel(run) > 1
             and (run.moe_layer_freq not in (None, 1) or run.pipeline_model_parallel_layout)
-            and (has_any_aux_loss(run) or has_z_loss(run))
+            and _logs_losses(run)
         ),
         when="--mtp-num-layers and --moe-layer-freq with --pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff "
         "or --moe-z-loss-coeff",

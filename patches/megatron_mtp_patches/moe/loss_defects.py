@@ -30,8 +30,8 @@ def _splits_sequence(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-5047",
-        effect="The gradients of the MoE auxiliary losses and of the z loss are too small by the product of tensor and "
-        "context parallelism, so experts are balanced less than the coefficients ask for",
+        effect="The gradients of the MoE auxiliary losses and of the z loss are divided by TP x CP once too often, so "
+        "experts are balanced less than the coefficients ask for",
         severity=4,
         signs=Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),
         affects=lambda run: (
@@ -48,8 +48,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-7481",
-        effect="With a padding mask the gradients of the MoE auxiliary losses are too large by the product of tensor "
-        "and context parallelism, that of global_aux_loss by data parallelism as well",
+        effect="With a padding mask the gradients of the MoE auxiliary losses are TP x CP times too large, that of "
+        "global_aux_loss TP x CP x DP times",
         severity=4,
         signs=Sign(
             f"{_MOE_UTILS}:get_tokens_per_expert_and_token_count",
@@ -95,8 +95,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-5798",
-        effect="The gradient of seq_aux_loss is too small by the micro batch size, so experts are balanced less than "
-        "the coefficient asks for",
+        effect="The gradient of seq_aux_loss is divided by the micro batch size once too often, so experts are "
+        "balanced less than the coefficient asks for",
         severity=4,
         signs=Sign(
             f"{_ROUTER}._apply_seq_aux_loss", has=", valid_token_count=local_num_tokens", lacks="local_num_tokens * bsz"
@@ -126,8 +126,9 @@ DEFECTS = (
     ),
     Defect(
         id="ML-7213",
-        effect="global_aux_loss divides the mean of the expert counts of all microbatches so far by the number of "
-        "tokens of the current one, so it weights microbatches of different lengths wrongly",
+        effect="global_aux_loss averages the expert counts over the microbatches of a step so far, but divides them by "
+        "the number of tokens of the current one, so its gradient is too large in a short microbatch and too small in "
+        "a long one",
         severity=3,
         signs=Sign(
             f"{_ROUTER}._apply_global_aux_loss",

@@ -13,8 +13,8 @@ _MARKS_NO_EXPERTS = (
 
 
 def _splits(run: Any) -> bool:
-    """True if the run has experts and dense layers that are split over ranks."""
-    return bool(run.num_experts and tensor_parallel(run) > 1)
+    """True if tensor-parallel ranks have different experts, or different shards of one."""
+    return bool(run.num_experts and tensor_parallel(run) > 1 and expert_parallel(run) * expert_tensor_parallel(run) > 1)
 
 
 def _has_grouped_experts(run: Any) -> bool:
@@ -42,7 +42,8 @@ DEFECTS = (
         severity=4,
         signs=_MARKS_NO_EXPERTS,
         affects=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
-        when="--num-experts with --moe-grouped-gemm, --tensor-model-parallel-size > 1 and TransformerEngine >= 2.13",
+        when="--num-experts with --moe-grouped-gemm, --tensor-model-parallel-size > 1 and TransformerEngine >= 2.13, "
+        "without --expert-tensor-parallel-size 1 or with --expert-model-parallel-size > 1",
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
@@ -50,11 +51,12 @@ DEFECTS = (
     ),
     Defect(
         "ML-5916b",
-        "The gradient norm leaves out the biases of experts",
+        "The gradient norm leaves out the biases of the experts of all tensor-parallel ranks but the first",
         severity=3,
         signs=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),
         affects=lambda run: _has_biases(run) and run.transformer_impl != "local",
-        when="--num-experts with biases, --tensor-model-parallel-size > 1 and --expert-tensor-parallel-size 1",
+        when="--num-experts with biases, --tensor-model-parallel-size > 1, --expert-tensor-parallel-size 1 and "
+        "--expert-model-parallel-size > 1",
         state="fixed in 0.19.0",
         evidence="reproduced",
         instead="--disable-bias-linear",
@@ -63,15 +65,16 @@ DEFECTS = (
     ),
     Defect(
         "ML-6099",
-        "The gradient norm of dist_muon leaves out the biases of experts",
+        "The gradient norm of dist_muon leaves out the biases of the experts of all tensor-parallel ranks but the "
+        "first",
         severity=3,
         signs=Sign(
             "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__", lacks="'expt_tp'"
         ),
         fixed_by=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),  # where ML-5916b says it of all optimizers
         affects=lambda run: _has_biases(run) and is_layer_wise(run),
-        when="--optimizer dist_muon with --num-experts, biases, --tensor-model-parallel-size > 1 and "
-        "--expert-tensor-parallel-size 1",
+        when="--optimizer dist_muon with --num-experts, biases, --tensor-model-parallel-size > 1, "
+        "--expert-tensor-parallel-size 1 and --expert-model-parallel-size > 1",
         state="fixed on main",
         evidence="reproduced",
         instead="--disable-bias-linear",
