@@ -1,0 +1,54 @@
+"""Runs that a defect affects, and runs that differ from them by a setting and cannot meet it."""
+
+import pytest
+
+pytestmark = pytest.mark.forked("python")
+
+ROPE = {"use_rope_scaling": True, "rope_scaling_factor": 32, "position_embedding_type": "rope"}
+AUX_LOSS = {"num_experts": 4, "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1}
+Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3}
+NO_LOSS = {"num_experts": 4, "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.0}
+REPEATED = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}
+HYBRID_REPEATED = {**REPEATED, "hybrid_layer_pattern": "M*E/*E"}
+HYBRID = {**HYBRID_REPEATED, "mtp_num_layers": 1, "mtp_use_repeated_layer": False}
+SPLIT = {"num_experts": 4, "moe_grouped_gemm": True, "tensor_model_parallel_size": 2, "add_bias_linear": True}
+WHOLE = {**SPLIT, "expert_tensor_parallel_size": 1}  # each tensor-parallel rank has a copy of each expert
+DEALT_OUT = {**WHOLE, "expert_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    "id, run, is_affected",
+    [
+        ("ML-6306", ROPE, True),
+        ("ML-6306", {**ROPE, "position_embedding_type": "yarn"}, False),
+        ("ML-6306", {**ROPE, "multi_latent_attention": True}, False),
+        ("ML-6748", {**REPEATED, **AUX_LOSS}, True),
+        ("ML-6748", {**REPEATED, **Z_LOSS}, True),
+        ("ML-6748", {**REPEATED, **NO_LOSS}, False),
+        ("ML-6748b", {**HYBRID_REPEATED, **AUX_LOSS}, True),
+        ("ML-6748b", {**HYBRID_REPEATED, **Z_LOSS}, False),
+        ("ML-6748c", {**HYBRID, **AUX_LOSS}, True),
+        ("ML-6748c", {**HYBRID, **Z_LOSS}, True),
+        ("ML-6748c", {**HYBRID, **NO_LOSS}, False),
+        ("ML-5916", DEALT_OUT, True),
+        ("ML-5916", {**SPLIT, "expert_tensor_parallel_size": 2}, True),
+        ("ML-5916", WHOLE, False),
+        ("ML-5916b", DEALT_OUT, True),
+        ("ML-5916b", WHOLE, False),
+        ("ML-6099", {**DEALT_OUT, "optimizer": "dist_muon"}, True),
+        ("ML-6099", {**WHOLE, "optimizer": "dist_muon"}, False),
+    ],
+)
+def test_a_run_and_one_just_outside(find_affecting, id, run, is_affected):
+    assert (id in find_affecting(run)) is is_affected
+
+
+@pytest.mark.parametrize("version, is_old", [("2.9.0", True), ("2.10.0", False), (None, False)])
+@pytest.mark.parametrize(
+    "strategy, is_sharded", [("optim_grads_params", True), ("optim_grads", True), ("optim", False)]
+)
+def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
+    find_affecting, strategy, is_sharded, version, is_old
+):
+    run = {"use_megatron_fsdp": True, "gradient_accumulation_fusion": True, "data_parallel_sharding_strategy": strategy}
+    assert ("ML-2904" in find_affecting(run, te=version)) is (is_old and is_sharded)
