@@ -4,6 +4,7 @@ import pytest
 
 pytestmark = pytest.mark.forked("python")
 
+DOCUMENTS = {"reset_attention_mask": True, "bf16": True}
 ROPE = {"use_rope_scaling": True, "rope_scaling_factor": 32, "position_embedding_type": "rope"}
 AUX_LOSS = {"num_experts": 4, "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1}
 Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3}
@@ -19,6 +20,8 @@ DEALT_OUT = {**WHOLE, "expert_model_parallel_size": 2}
 @pytest.mark.parametrize(
     "id, run, is_affected",
     [
+        ("ML-2357", DOCUMENTS, True),
+        ("ML-2357", {**DOCUMENTS, "dataloader_inter_document_masking": True}, False),
         ("ML-6306", ROPE, True),
         ("ML-6306", {**ROPE, "position_embedding_type": "yarn"}, False),
         ("ML-6306", {**ROPE, "multi_latent_attention": True}, False),

@@ -1,4 +1,4 @@
-"""Attention: rotary embeddings, sparse attention (DSA), GatedDeltaNet, attention sinks."""
+"""Attention: latents (MLA), sparse attention (DSA), GatedDeltaNet, attention sinks, documents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def _attends_over_documents(run: Any) -> bool:
     is_made = run.create_attention_mask_in_dataloader is not False
     backend = getattr(run.attention_backend, "name", run.attention_backend)
     is_read = run.transformer_impl == "local" or backend in ("unfused", "local") or not (run.bf16 or run.fp16)
-    return bool(run.reset_attention_mask and not run.sft and not (is_made and is_read))
+    has_documents = run.sft or run.dataloader_inter_document_masking  # their ends, which all kernels read
+    return bool(run.reset_attention_mask and not has_documents and not (is_made and is_read))
 
 
 def _splits_sinks(run: Any) -> bool:
@@ -73,6 +74,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="sum-gradients-of-shared-latents",
         seen_by="copies",
+        second_reading="the layers of MLA of 0.16.1, 0.18.2, 0.19.0 and main; its program; doctor under its flags "
+        "and just outside; the thread of #6839; the wrappers of its patch",
     ),
     Defect(
         id="ML-1699",
@@ -92,6 +95,8 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-shared-latents",
+        second_reading="the layers of MLA of 0.16.1, 0.18.2, 0.19.0 and main; its program; doctor under its flags "
+        "and just outside; the thread of #1699; the wrappers of its patch",
     ),
     Defect(
         id="sinks-with-cp",
@@ -107,6 +112,7 @@ DEFECTS = (
         "2.8 or newer",
         evidence="reproduced",
         patch="count-sink-gradients-once",
+        second_reading="its program on 0.18.2; doctor under its flags and just outside; the wrapper of its patch",
     ),
     Defect(
         id="ML-2357",
@@ -125,48 +131,8 @@ DEFECTS = (
         "--dataloader-inter-document-masking",
         state="open",
         evidence="reproduced",
-    ),
-    Defect(
-        id="ML-3794",
-        effect="Fused rotary embeddings of packed sequences rotate the halves of each head, though the model's are "
-        "interleaved, so all positions are wrong",
-        severity=4,
-        signs=Sign(
-            "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
-            has="fused_apply_rotary_pos_emb_thd(",
-            lacks="cp_rank=cp_group.rank(), interleaved=config.rotary_interleaved",
-        ),
-        affects=lambda run: run.rotary_interleaved and run.apply_rope_fusion and run.sft is not False,
-        when="--rotary-interleaved without --no-rope-fusion, with packed sequences (--sft)",
-        only_if="sequences are packed",
-        instead="--no-rope-fusion",
-        state="fixed in 0.17.0",
-        evidence="read",
-    ),
-    Defect(
-        id="ML-6306",
-        effect="--rope-scaling-factor does not reach the model, which scales its rotary embeddings by 8",
-        severity=4,
-        signs=(
-            Sign(
-                "megatron.training.argument_utils:gpt_config_from_args",
-                has='kwargs["rope_scaling"] = args.use_rope_scaling',
-                lacks="rope_scaling_factor",
-            ),
-            Sign("gpt_builders:gpt_builder", has="rope_scaling=args.use_rope_scaling", lacks="rope_scaling_factor"),
-        ),
-        affects=lambda run: (
-            # a hybrid model, MLA and other embeddings read neither
-            run.use_rope_scaling
-            and run.rope_scaling_factor not in (None, 8)
-            and run.position_embedding_type in (None, "rope")
-            and not (run.multi_latent_attention or is_hybrid(run))
-        ),
-        when="--use-rope-scaling with --rope-scaling-factor other than 8, in a GPT with --position-embedding-type "
-        "rope and without --multi-latent-attention",
-        state="fixed after main of 2026-08-22",
-        evidence="reproduced",
-        patch="pass-rope-scaling-factor",
+        second_reading="attention layers of 0.16.1 and main; validate_args of 0.19.0; its program on 0.18.2; doctor "
+        "under its flags and just outside",
     ),
     Defect(
         id="ML-4070",
@@ -185,6 +151,8 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="scale-sparse-indexer-loss",
+        second_reading="schedules of 0.18.2 and 0.19.0; what gives a hybrid model the setting; its program; doctor "
+        "under its flags and just outside; the wrapper of its patch",
     ),
     Defect(
         id="ML-3026a",
@@ -247,6 +215,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="sum-gradients-of-output-norms",
         seen_by="copies",
+        second_reading="the reduction of 0.16.1 and main; its program on 0.18.2; doctor under its flags and just "
+        "outside; the wrapper of its patch",
     ),
     Defect(
         id="ML-7530",
@@ -265,6 +235,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-attention-sinks",
         seen_by="norm",
+        second_reading="attention layers of 0.16.1 and main and of TransformerEngine 2.16; its program on 0.18.2; "
+        "doctor under its flags and just outside",
     ),
     Defect(
         id="ML-3575",

@@ -49,6 +49,8 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="read",
         seen_by="batch",
+        second_reading="the source of 0.17.1, for each pipeline stage; doctor under its flags and just outside on "
+        "0.17.1",
     ),
     Defect(
         id="ML-4103b",
@@ -79,11 +81,13 @@ DEFECTS = (
         ),
         when="--context-parallel-size > 1 with --sft or --eod-mask-loss, without --calculate-per-token-loss",
         only_if="the ranks have different numbers of tokens that count",
-        instead="add --calculate-per-token-loss; MTP heads then also need count-mtp-tokens-over-ranks",
+        instead="add --calculate-per-token-loss; MTP layers then also need the patch count-mtp-tokens-over-ranks",
         more_links=("NVIDIA/Megatron-LM#7452",),
         state="open",
         evidence="reproduced",
         patch="count-loss-tokens-over-cp",
+        second_reading="schedules of 0.18.2; what validate_args of 0.16.1 to main refuses; its program; doctor "
+        "under its flags and just outside",
     ),
     Defect(
         id="inter-document-masking-with-cp",
@@ -100,6 +104,8 @@ DEFECTS = (
         state="open",
         instead="leave out --dataloader-inter-document-masking, or train without --context-parallel-size",
         evidence="reproduced",
+        second_reading="pretrain_gpt.py of 0.19.0 and the split of batches of main; its program on 0.19.2; doctor "
+        "under its flags and just outside; the thread of #6156",
     ),
     Defect(
         id="ML-3268",

@@ -113,6 +113,7 @@ DEFECTS = (
         instead="add --no-gradient-accumulation-fusion",
         state="fixed in 0.17.0",
         evidence="reported",
+        second_reading="the source of 0.16.1; the commit of #2904; cases of its predicate",
     ),
     Defect(
         id="ML-3191",

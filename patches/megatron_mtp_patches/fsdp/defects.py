@@ -39,6 +39,8 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="replace-fsdp-gradients-by-their-mean",
+        second_reading="sources of 0.16.1 and 0.18.2; its program on 0.16.1; cases of doctor on 0.17.1; the wrapper "
+        "of its patch",
     ),
     Defect(
         id="ML-6357b",
@@ -71,6 +73,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
         seen_by="norm",
+        second_reading="sources of 0.17.1 and 0.18.2; its program on 0.17.1; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-3754b",
@@ -88,6 +91,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="reduce-fsdp-gradients-of-replicas",
         seen_by="copies",
+        second_reading="sources of 0.17.1; the flags, which validate_args of 0.16.1 to 0.19.0 refuses; its patch",
     ),
     Defect(
         id="ML-3754c",
@@ -102,6 +106,7 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="reduce-fsdp-gradients-of-replicas",
+        second_reading="sources of 0.17.1 and 0.18.2; doctor under its flags and just outside on 0.17.1; its patch",
     ),
     Defect(
         id="fsdp-counts-experts-twice",
@@ -119,6 +124,8 @@ DEFECTS = (
         patch="count-fsdp-replicas-once",
         after="ML-5916c",  # which reduces these experts as if they were dense
         seen_by="norm",
+        second_reading="the optimizer's setup of 0.18.2 and main; its program on 0.18.2; doctor under its flags and "
+        "just outside",
     ),
     Defect(
         id="fsdp-norm-without-other-experts",
@@ -135,6 +142,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
         seen_by="norm",
+        second_reading="the optimizer's setup of 0.18.2 and main; its program on 0.18.2; doctor under its flags and "
+        "just outside",
     ),
     Defect(
         id="fsdp-weight-norm-without-other-experts",
@@ -174,5 +183,6 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
+        second_reading="the count of 0.18.2; its program on 0.18.2; doctor under its flags and just outside",
     ),
 )

@@ -71,6 +71,8 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#5462",),
         evidence="reproduced",
         patch="sum-fsdp-gradients-in-fp32",
+        second_reading="the wrappers of models of 0.17.1 to main, both versions of main's; its program on 0.19.2; "
+        "doctor under its flags and just outside; the wrapper of its patch",
     ),
     Defect(
         id="ML-6660",
@@ -86,6 +88,8 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
+        second_reading="sources of 0.16.1 and 0.18.2; its program on 0.16.1; the thread of #6660; the wrapper of "
+        "its patch",
     ),
     Defect(
         id="ML-6660b",
@@ -103,6 +107,8 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
+        second_reading="sources of 0.18.2 and main; the types that trainers of 0.17.1 to 0.19.0 set; its program on "
+        "0.19.2; doctor under its flags and just outside; the thread of #6660",
     ),
     Defect(
         id="fsdp-gradients-of-single-replicas",
@@ -118,6 +124,8 @@ DEFECTS = (
         "microbatches, and as many expert-parallel as data-parallel ranks, or one data-parallel rank",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
+        second_reading="sources of 0.16.1, 0.18.2 and main; its program on 0.19.2; doctor under its flags and just "
+        "outside; the wrapper of its patch",
     ),
     Defect(
         id="ML-6357a",
@@ -137,6 +145,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
         after="ML-3067",  # 0.16.1 adds what it should replace
+        second_reading="sources of 0.16.1, 0.18.2 and main; its program on 0.19.2; doctor under its flags and just "
+        "outside; the wrappers of its patch",
     ),
     Defect(
         id="fsdp-own-layers-keep-last-microbatch",
@@ -155,6 +165,7 @@ DEFECTS = (
         instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
+        second_reading="linear layers of 0.16.1 and main; its program on 0.18.2; the wrapper of its patch",
     ),
     Defect(
         id="fsdp-fused-experts-keep-last-microbatch",
@@ -179,5 +190,6 @@ DEFECTS = (
         instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
         evidence="read",
         patch="add-fsdp-gradients-of-all-microbatches",
+        second_reading="experts of 0.19.0 and main; the wrapper of its patch",
     ),
 )

@@ -54,6 +54,8 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         seen_by="copies",
+        second_reading="Megatron-FSDP's hooks of 0.16.1 to main; its program on 0.18.2; doctor under its flags and "
+        "just outside",
     ),
     Defect(
         id="fsdp-instances-sum-gradients",

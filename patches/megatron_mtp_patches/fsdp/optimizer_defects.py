@@ -21,6 +21,8 @@ DEFECTS = (
         instead="leave out --use-precision-aware-optimizer",
         patch="fsdp-without-master-weights",
         seen_by="moves",
+        second_reading="the optimizer's setup of 0.16.1 to main; its program on 0.17.1; doctor under its flags and "
+        "just outside",
     ),
     Defect(
         "ML-4133b",
@@ -34,6 +36,8 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#4133",),
         evidence="reproduced",
         patch="fsdp-without-master-weights",
+        second_reading="the optimizer's setup of 0.16.1 to main; its program on 0.19.2; doctor under its flags and "
+        "just outside",
     ),
     Defect(
         "ML-4802",
@@ -47,5 +51,6 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="fsdp-without-master-weights",
+        second_reading="the count of 0.18.2; its program on 0.18.2; doctor under its flags",
     ),
 )

@@ -61,6 +61,7 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="score-experts-in-fp32",
+        second_reading="sources of 0.16.1 to 0.18.2; its program on 0.17.1; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-2765",
@@ -75,6 +76,7 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="read",
         patch="score-experts-in-fp32",
+        second_reading="sources of 0.16.1 to 0.18.2; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-2977",
@@ -223,6 +225,7 @@ DEFECTS = (
         instead="add --moe-router-dtype fp64",
         evidence="reproduced",
         patch="make-router-gradients-contiguous",
+        second_reading="the router's gradient of main; its program on 0.18.2; doctor under its flags and just outside",
     ),
     Defect(
         id="sinkhorn-without-bound",

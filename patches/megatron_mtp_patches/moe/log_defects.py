@@ -68,6 +68,8 @@ DEFECTS = (
             because="only in the trainers of Megatron-LM, Megatron-Bridge and ms-swift the number of MoE layers is "
             "known, unless another one passes num_moe_layers to track_moe_metrics",
         ),
+        second_reading="what divides the losses in 0.16.1, 0.19.0 and main; its program; doctor under its flags and "
+        "just outside",
     ),
     Defect(
         "ML-6748b",
@@ -81,6 +83,7 @@ DEFECTS = (
         state="fixed on main",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
+        second_reading="routers of 0.18.2; its program on 0.18.2; cases of its predicate",
     ),
     Defect(
         "ML-6748c",
@@ -94,6 +97,7 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#6748",),
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
+        second_reading="cases of its predicate; what divides the losses in main",
     ),
     Defect(
         id="ML-3401",
@@ -129,5 +133,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="leave-heads-out-of-router-replay",
+        second_reading="sources of 0.16.1 and main; its program on 0.18.2; doctor under its flags and just outside; "
+        "the thread of #7404",
     ),
 )

@@ -45,6 +45,8 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="weight-moe-losses-by-token",
+        second_reading="routers of 0.18.2 and 0.19.0; its program; doctor under its flags and just outside; the "
+        "wrappers of its patch",
     ),
     Defect(
         id="ML-7481",
@@ -73,6 +75,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-moe-tokens-once",
+        second_reading="routers of 0.18.2 and 0.19.0; its program on 0.19.2; the wrapper of its patch",
     ),
     Defect(
         id="ML-5007",
@@ -92,6 +95,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="sum-global-aux-loss-over-replicas",
         setting="moe_global_aux_loss_over_data_parallel",
+        second_reading="routers of 0.18.2 and 0.19.0; its program; doctor under its flags and just outside; the "
+        "wrapper of its patch",
     ),
     Defect(
         id="ML-5798",
@@ -109,6 +114,8 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="weight-moe-losses-by-token",
+        second_reading="routers of 0.18.2 and 0.19.0; its program; doctor under its flags and just outside; the "
+        "wrappers of its patch",
     ),
     Defect(
         id="z-loss-of-each-rank",
@@ -144,6 +151,8 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-tokens-of-all-microbatches",
+        second_reading="routers of 0.18.2 and 0.19.0; its program; doctor under its flags and just outside; the "
+        "wrapper of its patch",
     ),
     Defect(
         id="ML-5696",

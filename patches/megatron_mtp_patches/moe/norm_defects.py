@@ -48,6 +48,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
         seen_by="norm",
+        second_reading="linear layers of experts of 0.16.1 to 0.19.0 and of TransformerEngine 2.16; the commit of "
+        "#5916; its program; doctor under its flags and just outside",
     ),
     Defect(
         "ML-5916b",
@@ -62,6 +64,8 @@ DEFECTS = (
         instead="--disable-bias-linear",
         patch="count-experts-in-grad-norm",
         seen_by="norm",
+        second_reading="linear layers of experts of 0.16.1 to 0.19.0 and of TransformerEngine 2.16; the commit of "
+        "#5916; its program; doctor under its flags and just outside",
     ),
     Defect(
         "ML-6099",
@@ -80,6 +84,8 @@ DEFECTS = (
         instead="--disable-bias-linear",
         patch="count-experts-in-grad-norm",
         seen_by="norm",
+        second_reading="the commit of #5916, which it completes; its program on 0.19.2; doctor under its flags and "
+        "just outside",
     ),
     Defect(
         "ML-5916c",
@@ -96,5 +102,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
         seen_by="copies",
+        second_reading="linear layers of experts of 0.16.1 to 0.19.0; the commit of #5916; its program; doctor "
+        "under its flags and just outside; the wrappers of its patch",
     ),
 )

@@ -47,6 +47,7 @@ DEFECTS = (
         only_if=_HAS_MASK,
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
+        second_reading="scheduled layers of 0.16.1 and main; its program on 0.18.2",
     ),
     Defect(
         id="overlap-padding-mask-quantile-balancing",
@@ -70,9 +71,11 @@ DEFECTS = (
         affects=lambda run: may_mask_padding(run) and run.num_experts and run.moe_router_enable_expert_bias,
         when="--moe-router-enable-expert-bias",
         only_if=_HAS_MASK,
+        more_links=("NVIDIA/Megatron-LM#6111",),
         state="fixed on main",
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
+        second_reading="routers of 0.16.1, 0.19.0 and main; its program on 0.18.2; the thread of #6111",
     ),
     Defect(
         id="ML-5563",
@@ -88,9 +91,11 @@ DEFECTS = (
         ),
         when=f"{_READS_MASK} with --sequence-parallel and --pipeline-model-parallel-size > 1",
         only_if=_HAS_MASK,
+        more_links=("NVIDIA/Megatron-LM#5088",),
         state="open",
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
+        second_reading="models of 0.16.1 and main; its program on 0.18.2; the threads of #5563 and #5088",
     ),
     Defect(
         id="hybrid-padding-mask",
@@ -108,6 +113,7 @@ DEFECTS = (
         only_if=_HAS_MASK,
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
+        second_reading="models of 0.16.1 and main; cases of its predicate",
     ),
     Defect(
         id="mtp-heads-without-padding-mask",
