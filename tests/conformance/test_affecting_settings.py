@@ -270,6 +270,7 @@ DECIDED_BY = {
     "fp4": ["fp4_format"],
     "fp8": ["fp8_format"],
     "gtp_weight_remat_size": ["tensor_parallel_num_weight_shards", "tensor_model_parallel_size"],
+    "nccl_ub": ["use_nccl_ub"],
     "overlap_p2p_comm": ["no_overlap_p2p_communication"],
     "perform_initialization": ["no_initialization"],
     "virtual_pipeline_model_parallel_size": ["num_virtual_stages_per_pipeline_rank"],

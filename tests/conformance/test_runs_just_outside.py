@@ -12,6 +12,7 @@ NO_LOSS = {"num_experts": 4, "moe_router_load_balancing_type": "aux_loss", "moe_
 REPEATED = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}
 HYBRID_REPEATED = {**REPEATED, "hybrid_layer_pattern": "M*E/*E"}
 HYBRID = {**HYBRID_REPEATED, "mtp_num_layers": 1, "mtp_use_repeated_layer": False}
+SHARDED = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
 SPLIT = {"num_experts": 4, "moe_grouped_gemm": True, "tensor_model_parallel_size": 2, "add_bias_linear": True}
 WHOLE = {**SPLIT, "expert_tensor_parallel_size": 1}  # each tensor-parallel rank has a copy of each expert
 DEALT_OUT = {**WHOLE, "expert_model_parallel_size": 2}
@@ -33,6 +34,12 @@ DEALT_OUT = {**WHOLE, "expert_model_parallel_size": 2}
         ("ML-6748c", {**HYBRID, **AUX_LOSS}, True),
         ("ML-6748c", {**HYBRID, **Z_LOSS}, True),
         ("ML-6748c", {**HYBRID, **NO_LOSS}, False),
+        ("ML-5222", {"use_megatron_fsdp": True, "fsdp_double_buffer": True}, True),
+        ("ML-5222", {"use_megatron_fsdp": True, "nccl_ub": True}, True),
+        ("ML-5222", {"use_megatron_fsdp": True, "fsdp_double_buffer": False}, False),
+        ("ML-3155", {**SHARDED, "eval_iters": 1}, True),
+        ("ML-3155", {**SHARDED, "eval_iters": 0}, False),
+        ("ML-3155", {**SHARDED, "eval_iters": 1, "data_parallel_sharding_strategy": "no_shard"}, False),
         ("ML-5916", DEALT_OUT, True),
         ("ML-5916", {**SPLIT, "expert_tensor_parallel_size": 2}, True),
         ("ML-5916", WHOLE, False),

@@ -166,6 +166,7 @@ DEFECTS = (
         when="--experimental-attention-variant dsa with --qk-layernorm in a GPT",
         state="fixed in 0.19.0",
         evidence="reproduced",
+        second_reading="the layer spec of 0.18.2; its program on 0.18.2; doctor under its flags",
     ),
     Defect(
         id="ML-3026b",
@@ -183,6 +184,7 @@ DEFECTS = (
         only_if="the weights come from another implementation, as DeepSeek's do",
         state="fixed in 0.19.0",
         evidence="reproduced",
+        second_reading="its program on 0.18.2",
     ),
     Defect(
         id="ML-4395",
@@ -197,6 +199,7 @@ DEFECTS = (
         instead="--transformer-impl transformer_engine",
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="sources of 0.16.1 and 0.18.2",
     ),
     Defect(
         id="ML-7452k",
@@ -258,5 +261,6 @@ DEFECTS = (
         instead="choose a --tensor-model-parallel-size up to --num-query-groups",
         state="fixed in 0.17.0",
         evidence="reproduced",
+        second_reading="the source of 0.16.1; its program on 0.16.1; doctor under its flags",
     ),
 )

@@ -65,6 +65,8 @@ DEFECTS = (
         instead="train without pipeline parallelism",
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="the source of 0.17.1, for each pipeline stage; doctor under its flags and just outside on "
+        "0.17.1",
     ),
     Defect(
         id="ML-7513",
@@ -109,7 +111,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-3268",
-        effect="The first batch hangs, or ends in an error about shapes, because tensor-parallel ranks disagree",
+        effect="The first batch hangs, or ends in an error about shapes, because tensor-parallel ranks disagree about "
+        "what they broadcast",
         kind="hang",
         severity=3,
         signs=Sign(_BATCH, has=("if args.sft:", "_broadcast_cu_seqlens(batch['cu_seqlens'])")),
@@ -118,6 +121,7 @@ DEFECTS = (
         instead="train without tensor parallelism",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the commit of #3268; doctor under its flags",
     ),
     Defect(
         id="ML-3185",
@@ -130,6 +134,7 @@ DEFECTS = (
         only_if="a pack is one token shorter than the sequence length, or was cut",
         state="fixed in 0.17.0",
         evidence="reported",
+        second_reading="the commit of #3185",
     ),
     Defect(
         id="ML-3526",
@@ -141,5 +146,6 @@ DEFECTS = (
         only_if="the template of conversations does not end in that token",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the commit of #3526",
     ),
 )

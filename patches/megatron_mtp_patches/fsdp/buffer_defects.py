@@ -12,11 +12,12 @@ _MEGATRON_FSDP = f"{_FSDP}.megatron_fsdp:"
 _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
 _ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:"
 _LIMIT = f"{_BUFFERS}:GradReducePipeline._enforce_double_buffer_limit"
-_NO_DOUBLE_BUFFER = "leave out --fsdp-double-buffer"
+_DOUBLE_BUFFER = "--use-megatron-fsdp with --fsdp-double-buffer, or with --use-nccl-ub, which sets it"
+_NO_DOUBLE_BUFFER = "leave out --fsdp-double-buffer and --use-nccl-ub"
 
 
 def _has_double_buffer(run: Any) -> bool:
-    return bool(run.use_megatron_fsdp and run.fsdp_double_buffer)
+    return bool(run.use_megatron_fsdp and (run.fsdp_double_buffer or run.nccl_ub))
 
 
 def _gathers_in_parts(run: Any) -> bool:
@@ -32,11 +33,12 @@ DEFECTS = (
         signs=Sign(_LIMIT, has="if len(double_buf_units) > 2:"),
         fixed_by=Sign(f"{_BUFFERS}:", has="p._megatron_fsdp_model.grad_reduce_pipeline"),
         affects=_has_double_buffer,
-        when="--use-megatron-fsdp with --fsdp-double-buffer",
+        when=_DOUBLE_BUFFER,
         only_if="that reduction has not ended by then",
         instead=_NO_DOUBLE_BUFFER,
         state="fixed in 0.18.0",
         evidence="reported",
+        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; what sets its setting there",
     ),
     Defect(
         id="ML-5222",
@@ -44,11 +46,13 @@ DEFECTS = (
         severity=3,
         signs=Sign(_LIMIT, has="if len(double_buf_units) > 1:"),
         affects=_has_double_buffer,
-        when="--use-megatron-fsdp with --fsdp-double-buffer",
+        when=_DOUBLE_BUFFER,
         only_if="that use has not ended by then",
         instead=_NO_DOUBLE_BUFFER,
         state="fixed in 0.19.0",
         evidence="reported",
+        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; what sets its setting there; doctor under its flags "
+        "and just outside",
     ),
     Defect(
         id="ML-4810",
@@ -57,11 +61,13 @@ DEFECTS = (
         severity=3,
         signs=Sign(f"{_BUFFERS}:FixedPoolAllocator", has="self.backup_allocator = TemporaryBucketAllocator()"),
         affects=_has_double_buffer,
-        when="--use-megatron-fsdp with --fsdp-double-buffer",
+        when=_DOUBLE_BUFFER,
         only_if="the layers of the model differ in size",
         instead=_NO_DOUBLE_BUFFER,
         state="fixed in 0.19.0",
         evidence="reported",
+        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; what sets its setting there; doctor under its flags "
+        "and just outside",
     ),
     Defect(
         id="ML-4990",
@@ -74,6 +80,7 @@ DEFECTS = (
         instead="leave out --overlap-moe-expert-parallel-comm",
         state="fixed in 0.19.0",
         evidence="reported",
+        second_reading="the commit of #4990; doctor under its flags",
     ),
     Defect(
         id="ML-3991",
@@ -94,6 +101,7 @@ DEFECTS = (
         "--overlap-moe-expert-parallel-comm",
         state="fixed in 0.18.0",
         evidence="reported",
+        second_reading="the commit of #3991",
     ),
     Defect(
         id="ML-2904",
@@ -138,10 +146,17 @@ DEFECTS = (
             "megatron.core.pipeline_parallel.schedules:forward_backward_no_pipelining",
             lacks="model_chunk.synchronize_param_gather()",
         ),
-        affects=lambda run: run.use_megatron_fsdp and run.overlap_param_gather and run.eval_iters,
-        when="--use-megatron-fsdp with --overlap-param-gather and --eval-iters > 0",
+        affects=lambda run: (
+            run.use_megatron_fsdp
+            and (run.overlap_param_gather or sharding_strategy(run) == "optim_grads_params")
+            and run.eval_iters
+        ),
+        when="--use-megatron-fsdp with --overlap-param-gather, or with --data-parallel-sharding-strategy "
+        "optim_grads_params, which sets it, and --eval-iters > 0",
         state="fixed in 0.18.0",
         evidence="reported",
+        second_reading="the commit of #3155; what sets its setting in 0.16.1 to 0.18.2; doctor under its flags and "
+        "just outside",
     ),
     Defect(
         id="ML-4717",
@@ -157,6 +172,7 @@ DEFECTS = (
         only_if="Mamba layers are not FSDP units",
         state="fixed in 0.18.0",
         evidence="reported",
+        second_reading="the commit of #4717",
     ),
     Defect(
         id="ML-2840",
@@ -170,6 +186,7 @@ DEFECTS = (
         when="--use-megatron-fsdp with --num-distributed-optimizer-instances > 1 and --expert-model-parallel-size > 1",
         state="fixed in 0.17.0",
         evidence="reported",
+        second_reading="the source of 0.16.1",
     ),
     Defect(
         id="ML-4953",
@@ -188,5 +205,6 @@ DEFECTS = (
         when="--use-torch-fsdp2",
         state="fixed in 0.19.0",
         evidence="read",
+        second_reading="sources of 0.16.1 to 0.19.0; doctor under its flags",
     ),
 )

@@ -166,6 +166,7 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --log-params-norm, --num-experts and --expert-model-parallel-size > 1",
         evidence="reproduced",
+        second_reading="its program on 0.18.2; doctor under its flags",
     ),
     Defect(
         id="ML-5879",

@@ -38,6 +38,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         seen_by="norm",
+        second_reading="the optimizer of 0.18.2; its program on 0.18.2; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-4891b",
@@ -67,6 +68,7 @@ DEFECTS = (
         when=f"{_INSTANCES} and --outer-dp-sharding-strategy optim, without --calculate-per-token-loss",
         instead="--outer-dp-sharding-strategy no_shard",
         evidence="reproduced",
+        second_reading="sources of 0.17.1 and main; its program on 0.18.2; doctor under its flags and just outside",
     ),
     # NVIDIA/Megatron-LM#7452, item 12, cannot be met before this is fixed: checkpoints number the layers of each stage
     # from 0, so layers of several stages would have the same names.
@@ -83,5 +85,6 @@ DEFECTS = (
         when="--use-megatron-fsdp with --pipeline-model-parallel-size > 1",
         instead="--pipeline-model-parallel-size 1",
         evidence="reproduced",
+        second_reading="the source of main; its program on 0.18.2; doctor under its flags",
     ),
 )

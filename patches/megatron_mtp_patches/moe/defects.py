@@ -94,6 +94,7 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="read",
         seen_by="moves",
+        second_reading="sources of 0.16.1 and 0.17.1",
     ),
     Defect(
         id="ML-4500",
@@ -127,6 +128,7 @@ DEFECTS = (
         instead="use another --cuda-graph-scope",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the source of 0.17.1",
     ),
     Defect(
         id="ML-3254",
@@ -144,6 +146,7 @@ DEFECTS = (
         only_if="the teacher has another number of experts, or experts without a bias",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the source of 0.16.1",
     ),
     Defect(
         id="ML-6278",
@@ -160,6 +163,7 @@ DEFECTS = (
         when="--moe-latent-size in a run that starts from new weights",
         state="open",
         evidence="read",
+        second_reading="the source of main; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-5761",
@@ -170,6 +174,7 @@ DEFECTS = (
         when="enable_autocast with overlap_moe_expert_parallel_comm",
         state="open",
         evidence="read",
+        second_reading="the source of main",
     ),
     Defect(
         id="ML-3164",
@@ -191,6 +196,7 @@ DEFECTS = (
         instead="use an --expert-model-parallel-size with two or more experts per rank",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the source of 0.16.1",
     ),
     Defect(
         id="ML-5442",
@@ -206,6 +212,7 @@ DEFECTS = (
         instead="upcycle without virtual pipeline stages",
         state="fixed on main",
         evidence="read",
+        second_reading="sources of 0.19.0 and main",
     ),
     Defect(
         id="transposed-router-gradients",
@@ -239,5 +246,6 @@ DEFECTS = (
         only_if="the logits of an expert are lower than the others by about 8 or more",
         instead="use another --moe-router-load-balancing-type",
         evidence="reproduced",
+        second_reading="the source of main; doctor under its flags",
     ),
 )

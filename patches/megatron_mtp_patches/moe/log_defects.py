@@ -117,6 +117,7 @@ DEFECTS = (
         only_if="a pipeline stage has no MoE layer",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the source of 0.16.1",
     ),
     Defect(
         "ML-7404",

@@ -130,6 +130,7 @@ DEFECTS = (
         only_if="the model gets a padding mask, which Megatron's trainer does not give it",
         instead="use --calculate-per-token-loss",
         evidence="reproduced",
+        second_reading="the source of main; its program on 0.18.2",
     ),
     Defect(
         id="ML-7213",
@@ -173,6 +174,7 @@ DEFECTS = (
         instead="use --micro-batch-size 1",
         introduced_by=("NVIDIA/Megatron-LM#5696",),
         evidence="read",
+        second_reading="the source of 0.19.0",
     ),
     Defect(
         id="ML-6115",
@@ -188,6 +190,7 @@ DEFECTS = (
         only_if="several sequences are packed into one sample",
         state="open",
         evidence="read",
+        second_reading="the source of 0.18.2; doctor under its flags",
     ),
     Defect(
         id="ML-3199",
@@ -199,6 +202,7 @@ DEFECTS = (
         when="--moe-z-loss-coeff with --tensor-model-parallel-size or --context-parallel-size > 1",
         state="fixed in 0.19.0",
         evidence="read",
+        second_reading="sources of 0.16.1 to main; doctor under its flags",
     ),
     Defect(
         id="ML-3199b",
@@ -217,5 +221,6 @@ DEFECTS = (
         when="--moe-z-loss-coeff with data parallelism",
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="sources of 0.17.1 and 0.18.2",
     ),
 )

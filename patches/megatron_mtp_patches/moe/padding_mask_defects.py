@@ -61,6 +61,7 @@ DEFECTS = (
         when="--overlap-moe-expert-parallel-comm with --moe-router-load-balancing-type quantile_balancing",
         only_if=_HAS_MASK,
         evidence="read",
+        second_reading="sources of main",
     ),
     Defect(
         id="ML-6114",
@@ -129,5 +130,6 @@ DEFECTS = (
         only_if=_HAS_MASK,
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="sources of 0.17.1 and 0.18.2",
     ),
 )
