@@ -125,8 +125,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-3191",
-        effect="Parameters that all tensor-parallel ranks have are taken for shards, or shards for copies, so the "
-        "norms and the checkpoint of the model may be wrong",
+        effect="Megatron-FSDP guesses from the classes and names of layers which weights are split over tensor-parallel "
+        "ranks, so norms and checkpoints may be wrong for layers that it does not know",
         severity=2,
         signs=Sign(f"{_ADAPTER}FullyShardedDataParallel.__init__", has="self._fix_tensor_parallel_attributes(module)"),
         affects=lambda run: run.use_megatron_fsdp and tensor_parallel(run) > 1,
@@ -136,6 +136,7 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reported",
         seen_by="norm",
+        second_reading="the source of 0.17.1",
     ),
     Defect(
         id="ML-3155",

@@ -56,6 +56,7 @@ DEFECTS = (
         instead="add --overlap-grad-reduce",
         state="fixed on main",
         evidence="read",
+        second_reading="the source of 0.18.2; the commit of #6357",
     ),
     Defect(
         id="ML-3754a",

@@ -246,6 +246,6 @@ DEFECTS = (
         only_if="the logits of an expert are lower than the others by about 8 or more",
         instead="use another --moe-router-load-balancing-type",
         evidence="reproduced",
-        second_reading="the source of main; doctor under its flags",
+        second_reading="the source of main; its program on 0.18.2; doctor under its flags",
     ),
 )

@@ -121,8 +121,8 @@ DEFECTS = (
     ),
     Defect(
         "ML-7404",
-        "Routes of the main model cannot be replayed, because the routers of MTP heads are counted with its own; "
-        "recorded routes have None for heads that did not run",
+        "Routes of the main model cannot be replayed, because the routers of MTP layers are counted with its own; "
+        "recorded routes have None for MTP layers that did not run",
         kind="crash",
         severity=3,
         signs=Sign(
@@ -130,7 +130,7 @@ DEFECTS = (
             has="for router in RouterReplay.global_router_replay_instances",
         ),
         affects=_replays_routes_beside_experts_of_heads,
-        when="--moe-enable-routing-replay with --num-experts and --mtp-num-layers, where heads have experts",
+        when="--moe-enable-routing-replay with --num-experts and --mtp-num-layers, where MTP layers have experts",
         state="open",
         evidence="reproduced",
         patch="leave-heads-out-of-router-replay",

@@ -118,7 +118,7 @@ DEFECTS = (
     ),
     Defect(
         id="mtp-heads-without-padding-mask",
-        effect="The routers of MTP heads count padding in their losses and in the load of experts",
+        effect="The routers of MTP layers count padding in their losses and in the load of experts",
         severity=2,
         signs=Sign(
             "megatron.core.transformer.multi_token_prediction:MultiTokenPredictionLayer.forward",
