@@ -125,8 +125,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-3191",
-        effect="Megatron-FSDP guesses from the classes and names of layers which weights are split over tensor-parallel "
-        "ranks, so norms and checkpoints may be wrong for layers that it does not know",
+        effect="Megatron-FSDP guesses from the classes and names of layers which weights are split over "
+        "tensor-parallel ranks, so norms and checkpoints may be wrong for layers that it does not know",
         severity=2,
         signs=Sign(f"{_ADAPTER}FullyShardedDataParallel.__init__", has="self._fix_tensor_parallel_attributes(module)"),
         affects=lambda run: run.use_megatron_fsdp and tensor_parallel(run) > 1,
