@@ -38,7 +38,8 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         seen_by="norm",
-        second_reading="the optimizer of 0.18.2; its program on 0.18.2; doctor under its flags and just outside",
+        second_reading="the optimizer of 0.18.2; its program on 0.18.2; doctor under its flags and just outside; "
+        "the thread of #4891",
     ),
     Defect(
         id="ML-4891b",
@@ -56,7 +57,7 @@ DEFECTS = (
         evidence="reproduced",
         seen_by="copies",
         second_reading="Megatron-FSDP's hooks of 0.16.1 to main; its program on 0.18.2; doctor under its flags and "
-        "just outside",
+        "just outside; the thread of #4891",
     ),
     Defect(
         id="fsdp-instances-sum-gradients",

@@ -42,6 +42,7 @@ DEFECTS = (
         only_if="the model gets no padding mask (Megatron's trainer gives it none), or has a z loss",
         instead="multiply --moe-aux-loss-coeff and --moe-z-loss-coeff by the product of --tensor-model-parallel-size "
         "and --context-parallel-size",
+        more_links=("NVIDIA/Megatron-LM#1652",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="weight-moe-losses-by-token",
@@ -153,7 +154,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-tokens-of-all-microbatches",
         second_reading="routers of 0.18.2 and 0.19.0; its program; doctor under its flags and just outside; the "
-        "wrapper of its patch",
+        "wrapper of its patch; the thread of #7213",
     ),
     Defect(
         id="ML-5696",
