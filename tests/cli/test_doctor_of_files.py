@@ -76,6 +76,13 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
     assert "ML-5077" not in diagnose(run_config_yaml=without_optimizer)["run_config.yaml"]
 
 
+@pytest.mark.parametrize("section", ["packed_sequence_specs", "offline_packing_specs"])
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_a_run_of_bridge_whose_packed_sequences_are_padded(diagnose, section, multiple):
+    text = f"model:\n  mtp_num_layers: 1\ndataset:\n  {section}:\n    pad_seq_to_mult: {multiple}\n"
+    assert ("ML-4494" in diagnose(run_config_yaml=text)["run_config.yaml"]) is (multiple > 1)
+
+
 def test_a_run_of_bridge_is_repaired_of_what_only_two_trainers_are(doctor_of_file):
     sizes = "num_layers: 2, num_moe_experts: 2, mtp_num_layers: 2, moe_layer_freq: [1, 0], moe_z_loss_coeff: 0.1"
     record = megatron_mtp_patches.record()

@@ -1,6 +1,10 @@
 """Runs that a defect affects, and runs that differ from them by a setting and cannot meet it."""
 
+from types import SimpleNamespace
+
 import pytest
+from megatron_mtp_patches.defects.catalog import known_defects
+from megatron_mtp_patches.doctor.findings import RunSettings
 
 pytestmark = pytest.mark.forked("python")
 
@@ -16,6 +20,21 @@ SHARDED = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_
 SPLIT = {"num_experts": 4, "moe_grouped_gemm": True, "tensor_model_parallel_size": 2, "add_bias_linear": True}
 WHOLE = {**SPLIT, "expert_tensor_parallel_size": 1}  # each tensor-parallel rank has a copy of each expert
 DEALT_OUT = {**WHOLE, "expert_model_parallel_size": 2}
+HEADS = {"mtp_num_layers": 1}
+FSDP = {"use_megatron_fsdp": True}
+FSDP_TIED = {**FSDP, "untie_embeddings_and_output_weights": False}
+HALF_PRECISION_GRADIENTS = {"use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}
+PACKED = {**HEADS, "packed_sequence_specs": SimpleNamespace(pad_seq_to_mult=4)}  # Megatron-Bridge's
+UNPADDED = {"packed_sequence_specs": SimpleNamespace(pad_seq_to_mult=1)}
+STAGES = {**HEADS, "pipeline_model_parallel_size": 2}
+DETACHED = {
+    **STAGES,
+    "untie_embeddings_and_output_weights": True,
+    "mtp_detach_heads": True,
+    "overlap_grad_reduce": True,
+}
+SAVED = {"save": "x", "dist_ckpt_optim_fully_reshardable": True, "use_distributed_optimizer": True}
+SAVED_IN_BUCKETS = {**SAVED, "overlap_grad_reduce": True}
 
 
 @pytest.mark.parametrize(
@@ -62,3 +81,42 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
 ):
     run = {"use_megatron_fsdp": True, "gradient_accumulation_fusion": True, "data_parallel_sharding_strategy": strategy}
     assert ("ML-2904" in find_affecting(run, te=version)) is (is_old and is_sharded)
+
+
+@pytest.mark.parametrize(
+    "id, affected, more",
+    [
+        ("fsdp-tied-embeddings", FSDP_TIED, {"pipeline_model_parallel_size": 2}),
+        ("fsdp-output-weight", {**FSDP, **HEADS}, {"megatron_fsdp_version": 2}),
+        ("fsdp-repeated-head", {**FSDP, **REPEATED}, {"megatron_fsdp_version": 2}),
+        ("ML-4116b", {**FSDP, "mtp_detach_heads": True}, {"megatron_fsdp_version": 2}),
+        ("ML-7338", HALF_PRECISION_GRADIENTS, FSDP),
+        ("ML-6965", REPEATED, {"disable_parameter_transpose_cache": True}),
+        ("ML-4494", PACKED, UNPADDED),
+        ("ML-4494", {**HEADS, "offline_packing_specs": SimpleNamespace(pad_seq_to_mult=4)}, {"mtp_num_layers": None}),
+        ("ML-4494", {**HEADS, "pad_seq_to_mult": 4}, {"pad_seq_to_mult": 1}),
+        ("detached-overlap", {**DETACHED, "overlap_moe_expert_parallel_comm": True}, {"mtp_num_layers": None}),
+        ("detached-embedding", DETACHED, {"use_distributed_optimizer": True}),
+        ("detached-embedding", DETACHED, {"untie_embeddings_and_output_weights": False}),  # it computes the logits, too
+        ("ML-5077", SAVED_IN_BUCKETS, {"ckpt_format": "torch"}),
+        ("ML-5077", SAVED_IN_BUCKETS, {"overlap_grad_reduce": False}),
+        ("ML-5077", {**SAVED, **STAGES}, {"mtp_num_layers": None}),
+        ("ML-5077", {**SAVED, **STAGES}, {"pipeline_model_parallel_size": 1}),
+    ],
+)
+def test_one_setting_takes_a_run_out(id, affected, more):
+    (defect,) = (one for one in known_defects() if one.id == id)
+    assert defect.affects(RunSettings([SimpleNamespace(**affected)], None))
+    assert not defect.affects(RunSettings([SimpleNamespace(**{**affected, **more})], None))
+
+
+def test_packs_of_megatron_s_trainer_have_lengths_with_their_padding_alone():
+    (defect,) = (one for one in known_defects() if one.id == "ML-4494")
+    assert not defect.affects(RunSettings([SimpleNamespace(**HEADS, sft=True)], None))
+
+
+@pytest.mark.parametrize("version, is_affected", [("2.17.1", True), ("2.18.0", False)])
+def test_the_logits_that_are_compared_with_labels_depend_on_transformer_engine(version, is_affected):
+    (defect,) = (one for one in known_defects() if one.id == "acceptance-after-loss")
+    run = SimpleNamespace(**HEADS, cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="te")
+    assert bool(defect.affects(RunSettings([run], version))) is is_affected

@@ -24,6 +24,9 @@ _KINDS = (
     "setting of MTP heads or of the patches, as an args.json or a YAML file of ms-swift"
 )
 
+# Sections of Megatron-Bridge's `dataset` on which a defect depends, in 0.5 and in 0.6.
+_PACKING = ("packed_sequence_specs", "offline_packing_specs")
+
 
 def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
     """The runs of a file, named after it: the flags of each, or its configuration.
@@ -61,7 +64,7 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         return [(str(file), ms_swift_configuration.read(content))]
     if isinstance(content.get("model"), dict):
         sections = [*sections_of(content)]
-        read = [section for name, section in sections[1:] if name in content or MEGATRON_BRIDGE.settings_in(name)]
+        read = [section for name, section in sections[1:] if name in content or _is_read(name)]
         sources = [*map(make_source, read), SimpleNamespace(is_of_megatron_bridge=True)]
         has_heads = any(getattr(source, "mtp_num_layers", None) for source in sources)
         untrained = "" if has_heads else "model.mtp_num_layers is not set, so the model has no MTP heads"
@@ -81,6 +84,11 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
             )
         ]
     raise UsageError(f"it has neither {_KINDS}")
+
+
+def _is_read(section: str) -> bool:
+    """True for a section of Megatron-Bridge below the outermost ones on which a setting or a defect depends."""
+    return bool(MEGATRON_BRIDGE.settings_in(section)) or section.rpartition(".")[2] in _PACKING
 
 
 def _words(flag: str, value: object) -> list[str]:

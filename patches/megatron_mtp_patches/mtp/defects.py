@@ -35,6 +35,7 @@ DEFECTS = (
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
         seen_by="finite",
+        second_reading="sources of 0.16.1 to 0.18.2; the fixing commit",
     ),
     Defect(
         id="ML-3159",
@@ -46,6 +47,7 @@ DEFECTS = (
         when="--mtp-num-layers with --calculate-per-token-loss",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="source of 0.16.1; title of the fixing commit",
     ),
     Defect(
         "ML-7498",
@@ -60,6 +62,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
+        second_reading="sources of 0.16.1 to 0.18.2; the pull request; its program; doctor with and without masks",
     ),
     Defect(
         "ML-7498b",
@@ -74,6 +77,7 @@ DEFECTS = (
         state="open",
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
+        second_reading="sources of 0.16.1 to 0.18.2; the pull request; doctor with and without masks",
     ),
     Defect(
         "ML-7452c",
@@ -94,6 +98,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         instead="compare runs with the same --micro-batch-size: upstream means the loss so (NVIDIA/Megatron-LM#7498)",
+        second_reading="source of 0.18.2; the issue; its program",
     ),
     Defect(
         "ML-7513b",
@@ -109,6 +114,8 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
+        second_reading="sources of 0.16.1 to 0.18.2; the pull requests, of which #7498 alone is about MTP; its "
+        "program; doctor with and without masks",
     ),
     Defect(
         "ML-7513c",
@@ -123,6 +130,8 @@ DEFECTS = (
         state="open",
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
+        second_reading="sources of 0.16.1 to 0.18.2; the pull requests, of which #7498 alone is about MTP; doctor "
+        "with and without masks",
     ),
     Defect(
         id="ML-6010",
@@ -138,5 +147,6 @@ DEFECTS = (
         only_if="its trainer passes a loss_mask",
         state="fixed on main",
         evidence="read",
+        second_reading="the fixing commit",
     ),
 )

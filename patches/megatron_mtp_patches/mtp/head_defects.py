@@ -7,6 +7,7 @@ from typing import Any
 from ..defects.conditions import (
     fuses_weight_gradients,
     has_heads_on_last_stage,
+    has_megatron_fsdp,
     pipeline_parallel,
     recomputes_heads,
     repeats_a_head,
@@ -18,15 +19,28 @@ _SETUP = "megatron.core.models.common.language_module.language_module:LanguageMo
 _DETACHED = "megatron.core.transformer.transformer_config:TransformerConfig.mtp_detach_heads"
 
 
+def _pads_packed_sequences(run: Any) -> bool:
+    """True if Megatron-Bridge pads each packed sequence, and gives their lengths with the padding and without it."""
+    specs = run.packed_sequence_specs or run.offline_packing_specs
+    multiple = run.pad_seq_to_mult or getattr(specs, "pad_seq_to_mult", None)
+    return isinstance(multiple, int) and multiple > 1
+
+
 def _has_unused_weight(run: Any) -> bool:
     """True if the last pipeline stage has MTP heads and takes the word embedding for the output layer."""
     return has_heads_on_last_stage(run) and pipeline_parallel(run) > 1 and not run.untie_embeddings_and_output_weights
 
 
+def _stage_has_embedding_for_heads_alone(run: Any) -> bool:
+    """True if a pipeline stage has a copy of the embedding that only its MTP heads use."""
+    computes_logits = has_heads_on_last_stage(run) and not run.untie_embeddings_and_output_weights
+    return bool(run.mtp_num_layers and pipeline_parallel(run) > 1 and not computes_logits)
+
+
 def _loses_uses_of_output_weight(run: Any) -> bool:
     return bool(
         run.mtp_num_layers
-        and run.use_megatron_fsdp
+        and has_megatron_fsdp(run)
         and not run.mtp_detach_heads
         and not run.freeze_base_model_for_mtp
         and fuses_weight_gradients(run)
@@ -39,14 +53,16 @@ DEFECTS = (
         "MTP heads train on tokens of other sequences and on padding, because packed sequences are rolled as if they "
         "had no padding",
         severity=4,
-        # from 0.18 on the trainer gives both sets of lengths with padding
-        signs=Sign("megatron.core.utils:get_thd_batch_on_this_cp_rank", has="cu_seqlens_q_padded=cu_seqlens_padded"),
-        affects=lambda run: run.mtp_num_layers and run.sft,
-        when="--mtp-num-layers with --sft",
-        more_links=("NVIDIA/Megatron-LM#3035",),
+        signs=Sign(f"{_MTP}:_roll_tensor_packed_seq", has="cu_seqlens = packed_seq_params.cu_seqlens_q"),
+        affects=lambda run: run.mtp_num_layers and _pads_packed_sequences(run),
+        when="--mtp-num-layers with packed sequences in a trainer that gives `cu_seqlens_q` without their padding "
+        "beside `cu_seqlens_q_padded`, as Megatron-Bridge does with pad_seq_to_mult > 1 and pretrain_gpt.py does not",
+        more_links=("NVIDIA/Megatron-LM#4495", "NVIDIA/Megatron-LM#6205"),
         state="open",
         evidence="reproduced",
         patch="roll-padded-packed-sequences",
+        second_reading="sources of all releases, of their trainers' packs, of Megatron-Bridge and verl; the pull "
+        "requests; its program",
     ),
     Defect(
         "ML-3457",
@@ -64,6 +80,7 @@ DEFECTS = (
         evidence="reproduced",
         instead="--recompute-granularity selective",
         patch="derive-mtp-labels",
+        second_reading="sources of 0.18.2 to main and the fixing commit; its program; doctor with other recomputation",
     ),
     Defect(
         "ML-4593",
@@ -77,6 +94,7 @@ DEFECTS = (
         instead="--recompute-granularity selective",
         patch="recompute-quantized-mtp-heads",
         seen_by="moves",
+        second_reading="sources of 0.16.1 to main; its program; doctor with other recomputation",
     ),
     Defect(
         "ML-4593b",
@@ -90,6 +108,7 @@ DEFECTS = (
         evidence="reproduced",
         instead="--recompute-granularity selective",
         patch="recompute-quantized-mtp-heads",
+        second_reading="sources of 0.16.1 to main; its program; doctor with other recomputation",
     ),
     Defect(
         "ML-6965",
@@ -102,12 +121,15 @@ DEFECTS = (
             and (run.transformer_impl or "transformer_engine") == "transformer_engine"
             and fuses_weight_gradients(run)
             and not run.use_megatron_fsdp
+            and not run.disable_parameter_transpose_cache
         ),
-        when="--mtp-use-repeated-layer with --mtp-num-layers > 1 and layers of TransformerEngine",
+        when="--mtp-use-repeated-layer with --mtp-num-layers > 1 and layers of TransformerEngine, without "
+        "--no-gradient-accumulation-fusion",
         state="fixed after main of 2026-08-22 in bf16, open in fp8 and fp4",
         evidence="reproduced",
         instead="--no-gradient-accumulation-fusion",
         patch="sum-gradients-of-repeated-weights",
+        second_reading="sources of 0.17.1 and 0.19.0; the table of the pull request; its program",
     ),
     Defect(
         "fsdp-output-weight",
@@ -122,29 +144,32 @@ DEFECTS = (
         evidence="reproduced",
         instead="--no-gradient-accumulation-fusion",
         patch="sum-gradients-of-repeated-weights",
+        second_reading="sources of 0.19.0 and main; its program; predicate just outside",
     ),
     Defect(
         "fsdp-repeated-head",
         "Under Megatron-FSDP a repeated MTP head keeps the gradient of only one of its depths",
         severity=4,
         signs=Sign(f"{_MTP}:MultiTokenPredictionBlock._build_layers", has="self.mtp_use_repeated_layer"),
-        affects=lambda run: repeats_a_head(run) and run.use_megatron_fsdp and fuses_weight_gradients(run),
+        affects=lambda run: repeats_a_head(run) and has_megatron_fsdp(run) and fuses_weight_gradients(run),
         when="--use-megatron-fsdp with --mtp-use-repeated-layer and --mtp-num-layers > 1",
         evidence="reproduced",
         instead="--no-gradient-accumulation-fusion",
         patch="sum-gradients-of-repeated-weights",
+        second_reading="sources of 0.17.1 to main; its program; predicate just outside",
     ),
     Defect(
         "detached-overlap",
         "The MTP loss trains the main model although the heads are detached",
         severity=4,
         signs=Sign(_DETACHED),
-        affects=lambda run: run.mtp_detach_heads and run.overlap_moe_expert_parallel_comm,
-        when="--mtp-detach-heads with --overlap-moe-expert-parallel-comm",
+        affects=lambda run: run.mtp_num_layers and run.mtp_detach_heads and run.overlap_moe_expert_parallel_comm,
+        when="--mtp-num-layers with --mtp-detach-heads and --overlap-moe-expert-parallel-comm",
         introduced_by=("NVIDIA/Megatron-LM#3456",),
         evidence="reproduced",
         instead="leave out --overlap-moe-expert-parallel-comm",
         patch="detach-mtp-heads",
+        second_reading="sources of 0.19.0 and main; its program",
     ),
     Defect(
         "detached-embedding",
@@ -153,17 +178,18 @@ DEFECTS = (
         severity=3,
         signs=Sign(_DETACHED),
         affects=lambda run: (
-            run.mtp_detach_heads
-            and pipeline_parallel(run) > 1
+            _stage_has_embedding_for_heads_alone(run)
+            and run.mtp_detach_heads
             and run.overlap_grad_reduce
             and not run.use_distributed_optimizer
         ),
-        when="--mtp-detach-heads with --pipeline-model-parallel-size > 1, --overlap-grad-reduce and no "
-        "--use-distributed-optimizer",
+        when="--mtp-num-layers with --mtp-detach-heads, --pipeline-model-parallel-size > 1, --overlap-grad-reduce and "
+        "no --use-distributed-optimizer, where embeddings are untied or the heads are not on the last stage",
         introduced_by=("NVIDIA/Megatron-LM#3456",),
         evidence="reproduced",
         instead="--use-distributed-optimizer",
         patch="detach-mtp-heads",
+        second_reading="sources of 0.19.0; predicate with tied embeddings and heads on the last stage; its program",
     ),
     Defect(
         "ML-6256",
@@ -180,6 +206,7 @@ DEFECTS = (
         state="fixed on main",
         evidence="reproduced",
         patch="scatter-mtp-embeddings",
+        second_reading="sources of 0.19.0 and main; its program",
     ),
     Defect(
         "ML-5034",
@@ -197,6 +224,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="tag-mtp-stage-embedding",
         seen_by="copies",
+        second_reading="sources of 0.16.1 and 0.17.1; the pull request; its program; doctor with --decoupled-lr",
     ),
     Defect(
         "tied-output-weight-save",
@@ -212,6 +240,8 @@ DEFECTS = (
         evidence="reproduced",
         instead="--untie-embeddings-and-output-weights",
         patch="drop-unused-output-weight",
+        second_reading="sources of 0.16.1 to 0.19.0; the pull request; doctor with tied and untied embeddings; its "
+        "program",
     ),
     Defect(
         "tied-output-weight-ddp",
@@ -227,5 +257,7 @@ DEFECTS = (
         evidence="reproduced",
         instead="--use-distributed-optimizer or --untie-embeddings-and-output-weights",
         patch="drop-unused-output-weight",
+        second_reading="sources of 0.16.1 to 0.19.0; the pull request; doctor with tied and untied embeddings; its "
+        "program",
     ),
 )

@@ -51,8 +51,8 @@ def _shards_gradients_of_whole_weights(run: Any) -> bool:
 DEFECTS = (
     Defect(
         "ML-4113",
-        "Muon updates whole weights, of whose gradients each rank has summed only its shard, so each data-parallel "
-        "replica trains another model",
+        "Muon updates whole weights although each rank has reduced only its own shard of their gradients, so the "
+        "data-parallel replicas train different models",
         severity=5,
         signs=Sign(
             "megatron.core.optimizer:_get_megatron_emerging_optimizer",
@@ -69,6 +69,8 @@ DEFECTS = (
         only_if="the run has several data-parallel ranks",
         instead="set use_distributed_optimizer to False in the configurations of DDP and of the optimizer",
         seen_by="copies",
+        second_reading="sources of 0.17.1 to main; its program; doctor with muon, dist_muon and adam in Megatron's "
+        "trainer",
     ),
     Defect(
         "ML-5394",
@@ -86,6 +88,7 @@ DEFECTS = (
         evidence="reproduced",
         only_if="the gradients of one module are many orders of magnitude larger than those of the others",
         patch="exempt-muon-from-clipping",
+        second_reading="the issue and the pull request; doctor with Muon and Adam; its program",
     ),
     Defect(
         "EO-238",
@@ -100,6 +103,7 @@ DEFECTS = (
         evidence="reproduced",
         only_if="the gradient of a matrix has a norm below 1e-9",
         patch="keep-newton-schulz-scale-invariant",
+        second_reading="the source of emerging-optimizers 0.3.0 and the patch; doctor with Muon and Adam; its program",
     ),
     Defect(
         "ML-gated-qkv",
@@ -113,10 +117,12 @@ DEFECTS = (
             run.attention_output_gate and "muon" in str(run.optimizer) and run.muon_split_qkv is not False
         ),
         when="--attention-output-gate with --optimizer muon or dist_muon",
+        more_links=("NVIDIA/Megatron-LM#4728",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         instead="--muon-no-split-qkv",
         patch="split-gated-qkv-for-muon",
+        second_reading="the fixing commit; sources of 0.16.1; its program; doctor with --muon-no-split-qkv",
     ),
     Defect(
         "ML-4646",
@@ -132,10 +138,13 @@ DEFECTS = (
         when="--qk-clip with --use-distributed-optimizer (but for Muon), --use-precision-aware-optimizer, "
         "--tensor-model-parallel-size > 1 (but for --multi-latent-attention) or --attention-output-gate; --qk-clip or "
         "--log-max-attention-logit in a hybrid model, in fp32, or with --use-megatron-fsdp in bf16 or fp16",
+        more_links=("NVIDIA/Megatron-LM#7382",),
         state="open",
         evidence="reproduced",
         only_if="a largest logit is over --qk-clip-threshold (hybrid and fp32 models, Megatron-FSDP: always)",
         patch="clip-qk-of-all-layers",
+        second_reading="sources of 0.16.1 and 0.19.0; the pull request #7382; doctor with and without tensor "
+        "parallelism; its program",
     ),
     Defect(
         "qk-clip-heads",
@@ -147,12 +156,13 @@ DEFECTS = (
         evidence="reproduced",
         only_if="the largest logit of a head of their attention is over --qk-clip-threshold",
         patch="clip-qk-of-all-layers",
+        second_reading="source of 0.19.0; doctor with and without MTP heads; its program",
     ),
     Defect(
         "qk-clip-negative-logits",
         "A head whose largest logit is negative gets weights of NaN as soon as QK clipping scales another head of its "
         "layer",
-        severity=4,
+        severity=3,
         signs=Sign(
             "megatron.core.transformer.attention:SelfAttention.clip_qk",
             has="torch.clamp(self.config.qk_clip_threshold / grouped_max_attn_logits, max=1.0)",
@@ -165,6 +175,7 @@ DEFECTS = (
         only_if="all logits of a head, or of all heads of a query group, are negative in a step",
         patch="clip-qk-of-all-layers",
         seen_by="finite",
+        second_reading="source of 0.19.0, of MLA as well; the pull request; its program; the scale of severities",
     ),
     Defect(
         "qk-clip-validation",
@@ -176,6 +187,7 @@ DEFECTS = (
         evidence="reproduced",
         only_if="a logit of the validation is larger than those of the step",
         patch="clip-qk-of-all-layers",
+        second_reading="sources of 0.16.1 and 0.19.0 and of their trainers; its program",
     ),
     Defect(
         "attention-logit-of-last-rank",
@@ -190,6 +202,7 @@ DEFECTS = (
         when=("--log-max-attention-logit with --tensor-model-parallel-size > 1 or --pipeline-model-parallel-size > 1"),
         evidence="reproduced",
         patch="clip-qk-of-all-layers",
+        second_reading="sources of 0.16.1 and 0.19.0 and what their trainers log; its program",
     ),
     Defect(
         id="ML-5067",
@@ -208,5 +221,7 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="clip-qk-of-all-layers",
+        second_reading="source of 0.19.0; the fixing commit's title; doctor with --log-max-attention-logit; its "
+        "program",
     ),
 )

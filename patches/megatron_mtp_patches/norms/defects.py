@@ -38,7 +38,7 @@ DEFECTS = (
         "ML-3460",
         "Ranks that own no main parameters take the update that the others skip, and hang or diverge",
         kind="hang",
-        severity=4,
+        severity=3,
         signs=_SKIPS_IN_CHAIN,
         affects=_has_threshold,
         when=_THRESHOLD,
@@ -47,6 +47,7 @@ DEFECTS = (
         only_if="a rank owns no main parameters",
         patch="skip-update-on-large-grad-norm",
         seen_by="copies",
+        second_reading="sources of 0.18.2 and 0.19.0; its program; the scale of severities",
     ),
     Defect(
         "ML-3460b",
@@ -59,6 +60,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
         seen_by="finite",
+        second_reading="sources of 0.18.2 and 0.19.0; its program",
     ),
     Defect(
         "ML-3460c",
@@ -70,6 +72,7 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
+        second_reading="sources of 0.18.2 and 0.19.0; its program",
     ),
     Defect(
         "ML-4116",
@@ -82,18 +85,20 @@ DEFECTS = (
         evidence="reproduced",
         patch="clip-mtp-grads-separately",
         seen_by="norm",
+        second_reading="source of 0.19.0; its program",
     ),
     Defect(
         "ML-4116b",
         "The MTP heads are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
         severity=3,
         signs=Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),
-        affects=lambda run: run.mtp_detach_heads and run.use_megatron_fsdp,
+        affects=lambda run: run.mtp_detach_heads and has_megatron_fsdp(run),
         when="--mtp-detach-heads with --use-megatron-fsdp",
         introduced_by=("NVIDIA/Megatron-LM#4116",),
         evidence="reproduced",
         patch="clip-mtp-grads-separately",
         seen_by="norm",
+        second_reading="source of 0.19.0; predicate with Megatron-FSDP 2; its program",
     ),
     Defect(
         "ML-7338",
@@ -101,8 +106,12 @@ DEFECTS = (
         "reads all of them in the dtype of the first; or the step ends in an illegal memory access",
         severity=3,
         signs=Sign("megatron.core.optimizer.clip_grads:get_grad_norm_fp32", has="[grads_for_norm], False"),
-        affects=lambda run: run.use_precision_aware_optimizer and type_name(run.main_grads_dtype) == "bfloat16",
-        when="--use-precision-aware-optimizer with --main-grads-dtype bf16",
+        affects=lambda run: (  # Megatron-FSDP does not read it
+            run.use_precision_aware_optimizer
+            and type_name(run.main_grads_dtype) == "bfloat16"
+            and not run.use_megatron_fsdp
+        ),
+        when="--use-precision-aware-optimizer with --main-grads-dtype bf16, without --use-megatron-fsdp",
         only_if="the model keeps some parameters in fp32",
         instead="--main-grads-dtype fp32",
         more_links=("NVIDIA/Megatron-LM#7279",),
@@ -110,6 +119,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="read-gradients-in-their-dtype",
         seen_by="norm",
+        second_reading="source of 0.19.0 and who reads --main-grads-dtype; the issue and the pull request; predicate "
+        "with Megatron-FSDP; its program",
     ),
     Defect(
         "ML-5530",
@@ -125,6 +136,7 @@ DEFECTS = (
         only_if="a rank trains no parameter",
         state="fixed in 0.19.0",
         evidence="reproduced",
+        second_reading="the fixing commit; its program",
     ),
     Defect(
         id="ML-4084",
@@ -143,6 +155,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-uninitialized-shards",
         seen_by="norm",
+        second_reading="source of 0.17.1; its program; doctor with --no-initialization",
     ),
     Defect(
         id="ML-3213",
@@ -160,11 +173,12 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-duplicated-weights-once",
         seen_by="norm",
+        second_reading="source of 0.16.1; the fixing commit; its program",
     ),
     Defect(
         "mtp-loss-of-skipped-steps",
-        "The mean of the MTP losses in the log counts steps that the loss scaler skipped in its sum, but not in its "
-        "number",
+        "After a step that the loss scaler of fp16 skipped, the MTP losses in the log are too large: their sum has the "
+        "skipped step, but it is divided by the number of the other steps",
         kind="wrong log",
         severity=1,
         signs=Sign(f"{_HELPER}.track_mtp_metrics", has="total_loss_dict"),
@@ -172,5 +186,6 @@ DEFECTS = (
         when="--mtp-num-layers with --fp16",
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
+        second_reading="source of 0.18.2 and its trainer's counters; its program",
     ),
 )

@@ -34,16 +34,21 @@ DEFECTS = (
         evidence="reproduced",
         patch="keep-outputs-until-sent",
         seen_by="finite",
+        second_reading="sources of 0.16.1 to 0.18.2; its program; doctor with and without interleaved stages",
     ),
     Defect(
         "ML-6616",
-        "Ranks order the parameter groups of dense weights and experts differently, so from 0.18 on they wait for each "
-        "other in different collectives",
+        "Ranks order the parameter groups of dense weights and experts differently, so they wait for each other in "
+        "different collectives when Muon measures the gradient norm",
         kind="hang",
         severity=3,
         signs=Sign(
             "megatron.core.optimizer:_get_param_groups",
             has="sorted(params_key, key=lambda x: (x[0] is not None, x[0]))",
+        ),
+        # up to 0.17 Muon's optimizers are made in an order of their own
+        fixed_by=Sign(
+            "megatron.core.optimizer.muon:get_megatron_muon_optimizer", has="config.use_distributed_optimizer"
         ),
         affects=lambda run: (
             "muon" in str(run.optimizer) and run.num_experts and (run.pipeline_model_parallel_size or 1) > 1
@@ -54,5 +59,7 @@ DEFECTS = (
         evidence="reproduced",
         only_if="a pipeline stage meets experts before dense weights with the same settings, as where these are frozen",
         patch="order-param-groups-alike",
+        second_reading="sources of all releases; the issue and the pull request; doctor with experts and stages; its "
+        "program",
     ),
 )

@@ -46,6 +46,7 @@ DEFECTS = (
         state="fixed on main",
         evidence="read",
         seen_by="copies",
+        second_reading="the fixing commit; source of 0.19.0",
     ),
     Defect(
         id="ML-6207",
@@ -64,6 +65,7 @@ DEFECTS = (
         more_links=("NVIDIA/Megatron-LM#6407",),
         state="fixed on main",
         evidence="read",
+        second_reading="the fixing commit; source of 0.19.0",
     ),
     Defect(
         id="ML-6388",
@@ -78,6 +80,7 @@ DEFECTS = (
         instead="leave out --overlap-param-gather",
         state="fixed on main",
         evidence="read",
+        second_reading="the fixing commit; source of 0.19.0",
     ),
     Defect(
         id="ML-6242",
@@ -89,6 +92,7 @@ DEFECTS = (
         instead=_INSTEAD,
         state="fixed on main",
         evidence="read",
+        second_reading="the fixing commit; source of 0.19.0",
     ),
     Defect(
         id="ML-6565",
@@ -109,6 +113,7 @@ DEFECTS = (
         instead="leave out --tensor-parallel-num-weight-shards",
         state="fixed on main",
         evidence="read",
+        second_reading="the fixing commit; source of 0.19.0",
     ),
     Defect(
         id="ML-6624",
@@ -125,6 +130,7 @@ DEFECTS = (
         instead="leave out --tensor-parallel-num-weight-shards",
         state="fixed on main",
         evidence="read",
+        second_reading="title of the fixing commit; source of 0.19.0; doctor with weight shards",
     ),
     Defect(
         id="ML-6717",
@@ -138,6 +144,7 @@ DEFECTS = (
         when=f"{_DENSE}, with --eval-iters",
         state="fixed on main",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-6740",
@@ -152,6 +159,7 @@ DEFECTS = (
         instead=_INSTEAD,
         state="fixed on main, but for --muon-tp-mode distributed",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-6775",
@@ -167,5 +175,6 @@ DEFECTS = (
         only_if="the model is built with process groups of its own (pg_collection)",
         state="fixed on main",
         evidence="read",
+        second_reading="the fixing commit",
     ),
 )

@@ -38,8 +38,9 @@ DEFECTS = (
             "NVIDIA/Megatron-LM#1627",
             "NVIDIA/TransformerEngine#3193",
         ),
-        state="open",
+        state="fixed in TransformerEngine 2.18",
         evidence="reported",
+        second_reading="sources of 0.18.2 and 0.19.0; title of the pull request",
     ),
     Defect(
         id="ML-3504",
@@ -53,6 +54,7 @@ DEFECTS = (
         when="--fp32-residual-connection in a hybrid model or with --transformer-impl local",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-6272",
@@ -68,6 +70,7 @@ DEFECTS = (
         when="GPT with --fp32-residual-connection and --transformer-impl transformer_engine",
         state="fixed on main",
         evidence="reported",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-5338",
@@ -85,6 +88,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="reduce-tensors-with-gaps",
         seen_by="copies",
+        second_reading="source of 0.18.2; title of the fixing commit; its program",
     ),
     Defect(
         id="ML-5750",
@@ -100,5 +104,6 @@ DEFECTS = (
         only_if="a spec of your own gives MambaLayer a separate norm",
         state="fixed in 0.19.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
 )

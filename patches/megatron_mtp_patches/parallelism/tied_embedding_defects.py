@@ -31,11 +31,16 @@ DEFECTS = (
             has="if param.grad_added_to_main_grad and param.grad is not None: del param.grad",
             lacks="zero_out_wgrad",
         ),
-        affects=lambda run: has_megatron_fsdp(run) and _fuses_gradient_of_tied_weight(run),
-        when="--use-megatron-fsdp with tied embeddings, without --no-gradient-accumulation-fusion",
+        affects=lambda run: (  # over several stages Megatron-FSDP does not start: fsdp-pipeline-stages
+            has_megatron_fsdp(run) and pipeline_parallel(run) == 1 and _fuses_gradient_of_tied_weight(run)
+        ),
+        when="--use-megatron-fsdp with tied embeddings, without pipeline parallelism and without "
+        "--no-gradient-accumulation-fusion",
         evidence="reproduced",
         instead=_INSTEAD,
         patch=_PATCH,
+        second_reading="sources of 0.16.1 to main; its program; doctor with ties, fusion and pipeline stages just "
+        "outside",
     ),
     Defect(
         id="mtp-tied-embeddings",
@@ -59,5 +64,6 @@ DEFECTS = (
         evidence="reproduced",
         instead=_INSTEAD,
         patch=_PATCH,
+        second_reading="source of 0.19.0; its program; doctor with untied embeddings and one stage",
     ),
 )

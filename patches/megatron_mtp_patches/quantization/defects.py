@@ -43,12 +43,13 @@ DEFECTS = (
         more_links=("NVIDIA/Megatron-LM#5487",),
         state="fixed in 0.19.0",
         evidence="reproduced",
+        second_reading="sources of 0.16.1 and 0.18.2, and of the trainer's saves and evaluations there; its program",
     ),
     Defect(
         id="ML-5487a",
         effect="After each save and each evaluation the next step's gradients contain the weights, which the gradient "
         "norm shows as a spike; in 0.16 and 0.17 its forward pass also uses old weights",
-        severity=5,
+        severity=4,
         signs=Sign(_DDP, has="def start_param_sync(", lacks="def reset_param_sync_dispatch_state("),
         affects=lambda run: _gathers_late(run) and (_saves(run) or _evaluates(run)),
         when=f"{_SHARED}, --overlap-param-gather, and --save-interval or --eval-interval",
@@ -56,6 +57,7 @@ DEFECTS = (
         more_links=("NVIDIA/Megatron-LM#5236",),
         state="fixed in 0.19.0",
         evidence="reproduced",
+        second_reading="sources of 0.16.1 and 0.18.2, and of the trainer's saves and evaluations there; its program",
     ),
     Defect(
         id="ML-5642",
@@ -73,12 +75,13 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="quantize-weights-of-each-step",
+        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; its program",
     ),
     Defect(
         id="ML-4800",
         effect="Each step sets the weights of dense layers to zero, because the step of the experts gathers them again "
         "from a buffer that is empty by then",
-        severity=4,
+        severity=5,
         signs=Sign(
             f"{_DISTRIBUTED}.step_with_ready_grads", has="model_chunk.start_param_sync()", lacks="_defer_param_sync"
         ),
@@ -93,6 +96,7 @@ DEFECTS = (
         more_links=("NVIDIA/Megatron-LM#4982",),
         state="fixed in 0.18.0",
         evidence="reproduced",
+        second_reading="sources of 0.17.1; its program; the scale of severities",
     ),
     Defect(
         id="ML-3007",
@@ -109,6 +113,7 @@ DEFECTS = (
         instead=_NOT_SHARED,
         state="fixed in 0.17.0",
         evidence="reproduced",
+        second_reading="sources of 0.16.1 and 0.17.1; its program",
     ),
     Defect(
         id="ML-4562",
@@ -121,6 +126,7 @@ DEFECTS = (
         instead=_NOT_SHARED,
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="sources of 0.16.1 and 0.18.2; doctor with saves and evaluations",
     ),
     Defect(
         id="ML-6135a",
@@ -136,6 +142,7 @@ DEFECTS = (
         when="--fp4-format with --overlap-moe-expert-parallel-comm",
         state="fixed in 0.19.2, open on main",
         evidence="read",
+        second_reading="sources of 0.18.2, 0.19.0 and main, and of the wheel of 0.19.2",
     ),
     Defect(
         id="ML-6135b",
@@ -158,6 +165,7 @@ DEFECTS = (
         only_if="--num-layers-at-start-in-bf16 is not 0",
         state="fixed in 0.19.2, open on main",
         evidence="read",
+        second_reading="sources of 0.18.2, 0.19.0 and main, and of the wheel of 0.19.2",
     ),
     Defect(
         id="ML-2604",
@@ -168,6 +176,7 @@ DEFECTS = (
         when="a hybrid model with --fp4-format",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-3363",
@@ -178,6 +187,7 @@ DEFECTS = (
         when="--fp4-format with fp8_dot_product_attention",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-4066",
@@ -188,6 +198,7 @@ DEFECTS = (
         when="--fp8-format with --fp8-recipe mxfp8 and fp8_dot_product_attention",
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-6666",
@@ -199,7 +210,8 @@ DEFECTS = (
             (run.fp8_param_gather or run.fp4_param_gather) and run.use_distributed_optimizer and loads_optimizer(run)
         ),
         when="--fp8-param-gather or --fp4-param-gather with --use-distributed-optimizer and --load",
-        state="open",
+        state="fixed after main of 2026-08-22",
         evidence="reported",
+        second_reading="the pull request",
     ),
 )

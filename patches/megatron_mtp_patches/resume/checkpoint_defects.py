@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_parallel, expert_tensor_parallel, tensor_parallel
+from ..defects.conditions import expert_parallel, expert_tensor_parallel, pipeline_parallel, tensor_parallel
 from ..defects.declare import Defect, Sign
 
 _CHECKPOINTING = "megatron.training.checkpointing"
@@ -15,6 +15,12 @@ _COMPARES_NOTHING = "assume_ok_unexpected"  # the default of --dist-ckpt-strictn
 def _keeps_random_state(run: Any) -> bool:
     """True if the state of the random generators is saved or loaded."""
     return bool((run.save and not run.no_save_rng) or (run.load and not (run.no_load_rng or run.finetune)))
+
+
+def _has_several_buckets(run: Any) -> bool:
+    """True if gradients are reduced in several buckets; the embedding that pipeline stages share has a separate one."""
+    shares_embedding = bool(run.mtp_num_layers) or run.untie_embeddings_and_output_weights is False
+    return bool(run.overlap_grad_reduce or (pipeline_parallel(run) > 1 and shares_embedding))
 
 
 DEFECTS = (
@@ -31,18 +37,23 @@ DEFECTS = (
         affects=lambda run: (
             run.save
             and not run.no_save_optim
+            and (run.ckpt_format or "torch_dist") == "torch_dist"
             and run.dist_ckpt_optim_fully_reshardable
             and run.use_distributed_optimizer
-            and run.overlap_grad_reduce
+            and _has_several_buckets(run)
             and not run.use_megatron_fsdp
         ),
-        when="--dist-ckpt-optim-fully-reshardable with --use-distributed-optimizer and --overlap-grad-reduce",
+        when="--save in the format torch_dist with --dist-ckpt-optim-fully-reshardable and "
+        "--use-distributed-optimizer, and --overlap-grad-reduce or, with --pipeline-model-parallel-size > 1, tied "
+        "embeddings or MTP heads",
         only_if="a bucket before the last one has padding: its number of elements is not a multiple of 128 and of the "
         "data-parallel size, or --ddp-pad-buckets-for-high-nccl-busbw",
         state="fixed on main",
         evidence="reproduced",
         patch="save-own-state-of-each-param",
         seen_by="cast",
+        second_reading="sources of 0.16.1, 0.17.1 and 0.18.2, and where each has buckets; its program; predicate just "
+        "outside",
     ),
     Defect(
         id="ML-2288",
@@ -62,6 +73,7 @@ DEFECTS = (
         instead="--use-persistent-ckpt-worker",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="source of 0.16.1 and what its trainer does; the fixing commit",
     ),
     Defect(
         id="ML-4678",
@@ -84,6 +96,7 @@ DEFECTS = (
         instead="--ckpt-format torch_dist",
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-3936",
@@ -122,6 +135,7 @@ DEFECTS = (
         "tensor-parallel size",
         state="fixed in 0.19.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-6271",
@@ -159,9 +173,10 @@ DEFECTS = (
         when="--ckpt-format torch_dist with --expert-model-parallel-size > 1",
         only_if="the checkpoint is loaded with another number of ranks, or by 0.17 or newer",
         instead="--no-load-rng in the run that loads it",
-        more_links=("NVIDIA/Megatron-LM#2658",),
+        introduced_by=("NVIDIA/Megatron-LM#2658",),
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="sources of 0.16.1 and 0.17.1; titles of both pull requests",
     ),
     Defect(
         id="tensor-properties-of-newer-torch",
@@ -183,5 +198,6 @@ DEFECTS = (
         introduced_by=("pytorch/pytorch#194251",),
         evidence="reproduced",
         patch="read-tensor-metadata-of-newer-torch",
+        second_reading="sources of 0.16.1 to main; its program",
     ),
 )

@@ -36,6 +36,7 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
+        second_reading="sources of 0.16.1, 0.17.1, 0.18.2 and main; its program",
     ),
     Defect(
         id="ML-3720a",
@@ -51,9 +52,10 @@ DEFECTS = (
             "NVIDIA/Megatron-LM#1138",
             "NVIDIA/Megatron-LM#1284",
         ),
-        state="fixed in 0.19.0",  # where such a resume ends in an error: ML-3720b
+        state="fixed in 0.19.0, where ML-3720b takes its place",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
+        second_reading="sources of 0.16.1 to main; the issues; its program",
     ),
     Defect(
         id="ML-3720b",
@@ -66,9 +68,11 @@ DEFECTS = (
         ),
         when="--load with --override-opt-param-scheduler or --use-checkpoint-opt-param-scheduler",
         only_if="--lr or --min-lr differs from the checkpoint's",
+        introduced_by=("NVIDIA/Megatron-LM#4705",),
         state="open",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
+        second_reading="sources of 0.19.0 and main; its program",
     ),
     Defect(
         id="ML-7173",
@@ -83,17 +87,18 @@ DEFECTS = (
             and _has_learning_rates_of_groups(run)
         ),
         when="--load with --override-opt-param-scheduler, and --decoupled-lr or --use-mup",
-        more_links=("NVIDIA/Megatron-LM#3720",),
+        introduced_by=("NVIDIA/Megatron-LM#3720",),
         state="open",
         evidence="read",
         patch="keep-learning-rates-at-resume",
+        second_reading="source of main; the issue",
     ),
     Defect(
         id="ML-5071",
         effect="The first step after loading only a model puts the initial weights back: the optimizer's copy on the "
         "CPU is not refreshed",
         kind="lost state",
-        severity=4,
+        severity=5,
         signs=Sign(
             "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
             has="self.optimizer.update_fp32_param_by_new_param() return",
@@ -109,6 +114,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="refresh-offloaded-params",
         seen_by="cast",
+        second_reading="sources of 0.16.1, 0.18.2 and main; its program; the pull request",
     ),
     Defect(
         id="ML-3676a",
@@ -119,6 +125,7 @@ DEFECTS = (
         when="--load-main-params-from-ckpt with --num-experts and --expert-model-parallel-size > 1",
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-3676b",
@@ -130,5 +137,6 @@ DEFECTS = (
         when="--load-main-params-from-ckpt with --num-experts, --expert-model-parallel-size > 1 and interleaved stages",
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
 )

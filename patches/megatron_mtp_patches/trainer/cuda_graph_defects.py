@@ -38,6 +38,7 @@ DEFECTS = (
         instead=_OTHERS,
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="the fixing commit; doctor with graphs of layers",
     ),
     Defect(
         id="ML-4433b",
@@ -52,6 +53,7 @@ DEFECTS = (
         instead=_OTHERS,
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-3970",
@@ -68,6 +70,7 @@ DEFECTS = (
         instead=_OTHERS,
         state="fixed in 0.17.0",
         evidence="reported",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-4162",
@@ -85,6 +88,7 @@ DEFECTS = (
         instead=_OTHERS,
         state="fixed in 0.18.0",
         evidence="reported",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-5975",
@@ -98,6 +102,7 @@ DEFECTS = (
         instead=_OTHERS,
         state="fixed in 0.19.0",
         evidence="reported",
+        second_reading="the fixing commit; doctor with graphs of layers",
     ),
     Defect(
         id="ML-6373",
@@ -114,6 +119,7 @@ DEFECTS = (
         state="fixed on main",
         evidence="reported",
         seen_by="moves",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-6643",
@@ -127,5 +133,6 @@ DEFECTS = (
         instead=_OTHERS,
         state="fixed on main",
         evidence="reported",
+        second_reading="the fixing commit",
     ),
 )

@@ -16,6 +16,7 @@ DEFECTS = (
         only_if="backward runs on a stream other than the default one, as it does in CUDA graphs",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-4410",
@@ -35,6 +36,7 @@ DEFECTS = (
         instead="leave out --ddp-reduce-scatter-with-fp32-accumulation",
         state="fixed in 0.18.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-5926",
@@ -49,5 +51,6 @@ DEFECTS = (
         evidence="reproduced",
         patch="freeze-all-layers",
         seen_by="moves",
+        second_reading="source of 0.19.0 and of pretrain_gpt.py; title of the fixing commit; its program",
     ),
 )

@@ -26,6 +26,7 @@ DEFECTS = (
         instead="leave out --use-transformer-engine-op-fuser",
         state="fixed in 0.19.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-6132",
@@ -45,6 +46,7 @@ DEFECTS = (
         more_links=("NVIDIA/Megatron-LM#6654",),
         state="fixed on main",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-5487b",
@@ -76,8 +78,9 @@ DEFECTS = (
         ),
         when="use_te_activation_func with activation_func=F.silu that is not gated",
         instead="leave use_te_activation_func out",
-        state="open",
+        state="fixed after main of 2026-08-22",
         evidence="read",
+        second_reading="sources of all releases; the pull request",
     ),
     Defect(
         id="ML-5383",
@@ -91,6 +94,7 @@ DEFECTS = (
         instead="leave out --mla-down-proj-fusion",
         state="fixed in 0.19.0",
         evidence="reproduced",
+        second_reading="the fixing commit; its program",
     ),
     Defect(
         id="ML-5273",
@@ -104,5 +108,6 @@ DEFECTS = (
         instead="leave out --mla-down-proj-fusion",
         state="fixed in 0.19.0",
         evidence="reproduced",
+        second_reading="the fixing commit; its program",
     ),
 )

@@ -31,6 +31,7 @@ DEFECTS = (
         when="--full-validation",
         state="fixed in 0.18.0",
         evidence="reported",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-3564",
@@ -43,6 +44,7 @@ DEFECTS = (
         only_if="a microbatch has no token that counts",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the fixing commit; source of 0.16.1",
     ),
     Defect(
         id="ML-4015",
@@ -57,6 +59,7 @@ DEFECTS = (
         when="--log-num-zeros-in-grad",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="ML-6238",
@@ -79,6 +82,7 @@ DEFECTS = (
         state="fixed after main of 2026-08-22",
         evidence="reproduced",
         patch="log-first-step-once",
+        second_reading="the issue and the pull requests; its program",
     ),
     Defect(
         id="ML-1555",
@@ -91,6 +95,7 @@ DEFECTS = (
         only_if="a loss is exactly 0",
         state="fixed in 0.17.0",
         evidence="read",
+        second_reading="the fixing commit",
     ),
     Defect(
         id="weight-norm-before-gather",
@@ -111,6 +116,7 @@ DEFECTS = (
         "and no --bf16",
         instead="leave out --overlap-param-gather",
         evidence="reproduced",
+        second_reading="source of 0.19.0; its program",
     ),
     Defect(
         id="weight-norm-of-precision-aware-optimizer",
@@ -129,5 +135,6 @@ DEFECTS = (
         when="--log-params-norm with --bf16 and --use-precision-aware-optimizer, and --fp8-recipe delayed (the "
         "default), --main-params-dtype fp16 or --optimizer-cpu-offload",
         evidence="reproduced",
+        second_reading="source of 0.19.0; its program",
     ),
 )
