@@ -121,7 +121,7 @@ engine:
   tensor_model_parallel_size: 2
   context_parallel_size: 2
   dtype: bfloat16
-  override_transformer_config: {mtp_detach_heads: true}
+  override_transformer_config: {mtp_detach_heads: true, mtp_loss_type: tv}
 optim: {optimizer: adam, clip_grad: 1.0, override_optimizer_config: {mtp_clip_grad: 0.1}}
 """
 

@@ -136,7 +136,12 @@ def _refusals(run: Configuration, whole: Mapping[str, Any]) -> Iterator[str]:
         check_muon_splits(SimpleNamespace(**whole))
     except ValueError as error:
         yield str(error)
-    candidates = [make_source(section) for name, section in run.sections if run.places.settings_in(name)]
+    heads = whole.get("mtp_num_layers") or 1  # which another section may have; that none trains is said elsewhere
+    candidates = [
+        make_source({**section, "mtp_num_layers": heads})
+        for name, section in run.sections
+        if run.places.settings_in(name)
+    ]
     if whole.get("mtp_num_layers"):
         candidates.append(SimpleNamespace(**whole))
     for candidate in candidates:

@@ -10,20 +10,29 @@ from ..engine.source import find_file
 from .places import MS_SWIFT
 
 
+def complete(name: str) -> str:
+    """The argument of which `name` is an unambiguous beginning, as ms-swift's parser takes it; else `name` itself.
+
+    Where ms-swift is not installed, nothing is known to begin so.
+    """
+    matches = _matches(name)
+    return matches[0] if len(matches) == 1 else name
+
+
 def find_unknown(names: Iterable[str]) -> Iterator[str]:
     """Yield a sentence for those names that no command of the installed ms-swift takes, if it is installed.
 
-    Its parser takes the beginning of a name for the whole. Arguments that the patches add are not among them: whether
-    they act is a question of its own.
+    Whether arguments that the patches add act is a question of its own.
     """
+    if _declared_names() and (refused := [name for name in names if len(_matches(name)) != 1]):
+        yield (f"the ms-swift that is installed refuses {', '.join(refused)}: no argument, or several, begin so")
+
+
+def _matches(name: str) -> list[str]:
+    """The arguments that a name stands for: the one that is called so, or those that begin so."""
     declared = _declared_names()
-    added = MS_SWIFT.sections[""]
-    if declared and (unknown := [name for name in names if name not in added and not _is_known(name, declared)]):
-        yield f"the ms-swift that is installed refuses {', '.join(unknown)}: it has no such argument"
-
-
-def _is_known(name: str, declared: Iterable[str]) -> bool:
-    return any(one.startswith(name) for one in declared)
+    known = declared | MS_SWIFT.sections[""] if declared else declared
+    return [name] if name in known else [one for one in known if one.startswith(name)]
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 from ..catalog import SETTINGS
 from ..megatron_engine import ENGINE
 from .configuration import Configuration, make_dtype, make_source, read_hugging_face_sizes
-from .ms_swift_arguments import find_unknown
+from .ms_swift_arguments import complete, find_unknown
 from .places import MS_SWIFT, sections_of
 
 # Arguments of ms-swift's Megatron commands, of which its others have none. Each has a default, so a file may lack some.
@@ -61,7 +61,7 @@ def read(content: dict[Any, Any], world_size: int | None = None) -> Configuratio
         world_size: the number of ranks where the variables do not say it.
     """
     variables = content["ENV"] if isinstance(content.get("ENV"), dict) else {}
-    names = {name: str(name).replace("-", "_") for name in content if name != "ENV"}
+    names = {name: complete(str(name).replace("-", "_")) for name in content if name != "ENV"}
     content = {name: _parse(name, content[written]) for written, name in names.items()}
     sizes, notes = read_hugging_face_sizes(content.get("model"), has_heads=False)
     # As ms-swift computes them of other arguments, which its YAML file does not say.
@@ -83,7 +83,10 @@ def read(content: dict[Any, Any], world_size: int | None = None) -> Configuratio
             *sizes,
             SimpleNamespace(**DEFAULTS, **computed, is_of_ms_swift=True),
         ],
-        sections=[(name, section) for name, section in sections_of(content) if name != "megatron_extra_kwargs"],
+        sections=[
+            *((name, section) for name, section in sections_of(content) if name != "megatron_extra_kwargs"),
+            ("ENV", variables),
+        ],
         places=MS_SWIFT,
         untrained_heads=why_no_head_trains(content),
         hints=() if "swift_version" in content else tuple(find_unknown(content)),  # an args.json has computed names

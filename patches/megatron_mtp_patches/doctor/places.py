@@ -32,12 +32,12 @@ class Places:
         return next(ends, frozenset())
 
     def home_of(self, name: str, section: str = "") -> str:
-        """The section from which the setting is read, of several the one whose name begins most as `section`.
+        """The section from which the setting is read, of several the one that shares most sections with `section`.
 
         '' for the whole configuration, or if there is none.
         """
         homes = [home for home, names in self.sections.items() if name in names]
-        return max(homes, key=lambda home: len(commonprefix([home, section])), default="")
+        return max(homes, key=lambda home: len(commonprefix([home.split("."), section.split(".")])), default="")
 
 
 def _names(settings: Iterable[Setting]) -> frozenset[str]:

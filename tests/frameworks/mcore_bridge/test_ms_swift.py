@@ -11,7 +11,7 @@ pytest.importorskip("swift.megatron", reason="ms-swift is not installed")
 import megatron_mtp_patches
 from megatron.core.optimizer import OptimizerConfig
 from megatron_mtp_patches.cli.status import EXPECTED
-from megatron_mtp_patches.doctor.ms_swift_arguments import find_unknown
+from megatron_mtp_patches.doctor.ms_swift_arguments import complete, find_unknown
 from megatron_mtp_patches.engine.state import TargetState
 from swift.megatron.arguments import MegatronSftArguments
 from swift.megatron.trainers.base import BaseMegatronTrainer
@@ -55,7 +55,9 @@ def test_it_does_not_know_what_does_not_act_there(name):
 
 def test_its_sources_tell_which_names_it_knows():
     names = [field.name for field in dataclasses.fields(MegatronSftArguments)]
-    assert list(find_unknown([*names, "tensor_model"])) == []
+    assert list(find_unknown([*names, "tensor_model", "mtp_detach"])) == []
+    assert [complete(name) for name in ("mtp_detach", "mtp_loss", "lr")] == ["mtp_detach_heads", "mtp_loss", "lr"]
+    assert "refuses mtp_loss" in next(find_unknown(["mtp_loss"]))
     (sentence,) = find_unknown([*names, "optimizer_config", "mtp_eval"])
     assert "refuses optimizer_config, mtp_eval: " in sentence
 
