@@ -140,9 +140,10 @@ def test_each_file_is_a_run_or_is_refused(parity, tmp_path):
     swift.write_text('{"model": "here", "tensor_model_parallel_size": 2}')
     files = (bridge, swift, script, tmp_path / "none.sh")
     code, answer = parity(*OPTIONS, "--batch", *map(str, files))
-    missing, other, equal, absent = answer["runs"]
-    assert code == 2 and "Megatron-Bridge builds this run, and does not import" in missing["refused"]
-    assert "parity trains no runs of ms-swift" in other["refused"] and "cannot be read" in absent["refused"]
+    bridge_run, swift_run, equal, absent = answer["runs"]
+    assert code == 2 and "Megatron-Bridge builds this run, and does not import" in bridge_run["refused"]
+    assert "ms-swift and mcore-bridge build this run, and swift." in swift_run["refused"]
+    assert "cannot be read" in absent["refused"]
     assert (equal["run"], [cut["findings"] for cut in equal["cuts"]]) == (str(script), [[]])
 
 
