@@ -12,6 +12,7 @@ from ..defects.conditions import (
     has_z_loss,
     may_mask_padding,
     microbatches,
+    repeats_a_head,
     tensor_parallel,
 )
 from ..defects.declare import Defect, Sign
@@ -132,6 +133,20 @@ DEFECTS = (
         instead="use --calculate-per-token-loss",
         evidence="reproduced",
         second_reading="the source of main; its program on 0.18.2",
+    ),
+    Defect(
+        id="z-loss-of-repeated-layer",
+        effect="The z loss of a repeated MTP layer trains its router once for each pass, so the gradient is "
+        "--mtp-num-layers times that of the mean over the passes, which the log shows",
+        severity=3,
+        signs=Sign(  # it divides after it has attached the loss to the logits
+            _Z_LOSS,
+            has="MoEAuxLossAutoScaler.apply(logits, z_loss) if self.is_mtp_layer and self.config.mtp_use_repeated",
+        ),
+        affects=lambda run: has_z_loss(run) and repeats_a_head(run),
+        when="--moe-z-loss-coeff with --mtp-use-repeated-layer and --mtp-num-layers > 1",
+        only_if="the MTP layer has experts",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-7213",
