@@ -70,8 +70,8 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
     )
     sections += "logger:\n  log_interval: 1\ncheckpoint:\n  save: x\n  dist_ckpt_optim_fully_reshardable: true\n"
     sections += "ddp:\n  use_distributed_optimizer: true\n  overlap_grad_reduce: true\n"
-    found = diagnose(run_config_yaml=sections)["run_config.yaml"]
-    assert {"ML-7513b", "ML-5077"} <= found and "ML-6238" not in found  # which Megatron's own trainer has
+    defects = diagnose(run_config_yaml=sections)["run_config.yaml"]
+    assert {"ML-7513b", "ML-5077"} <= defects and "ML-6238" not in defects  # which Megatron's own trainer has
     without_optimizer = sections.replace("  save: x\n", "  save: x\n  save_optim: false\n")
     assert "ML-5077" not in diagnose(run_config_yaml=without_optimizer)["run_config.yaml"]
 

@@ -56,10 +56,10 @@ def flags_misspelt(words: Iterable[str]) -> Iterator[str]:
     ms-swift also knows them by the names of their settings.
     """
     flags_of_patches = {setting.name.split()[0] for patch in ENGINE.catalog for setting in setting_texts(patch)}
-    known = set(flags_of_patches)
+    taken = set(flags_of_patches)
     if "swift.megatron" in sys.modules:
-        known |= {f"--{flag[2:].replace('-', '_')}" for flag in flags_of_patches}
-    for flag in sorted(_names(words) - known):
+        taken |= {f"--{flag[2:].replace('-', '_')}" for flag in flags_of_patches}
+    for flag in sorted(_names(words) - taken):
         if similar := find_similar(flag.replace("_", "-"), flags_of_patches, cutoff=0.9):
             yield f"{flag}: did you mean {similar}?"
 

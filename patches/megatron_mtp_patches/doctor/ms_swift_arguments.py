@@ -31,8 +31,8 @@ def find_unknown(names: Iterable[str]) -> Iterator[str]:
 def _matches(name: str) -> list[str]:
     """The arguments that a name stands for: the one that is called so, or those that begin so."""
     declared = _declared_names()
-    known = declared | MS_SWIFT.sections[""] if declared else declared
-    return [name] if name in known else [one for one in known if one.startswith(name)]
+    taken = declared | MS_SWIFT.sections[""] if declared else declared
+    return [name] if name in taken else [one for one in taken if one.startswith(name)]
 
 
 @functools.cache

@@ -74,29 +74,29 @@ def test_it_goes_on_from_its_checkpoint_as_if_it_had_not_ended(run_shown, traine
 
 
 @pytest.fixture(scope="module")
-def given(shown_commands, folder):
+def arguments_of_page(shown_commands, folder):
     """The arguments of this run, which are those in run.yaml."""
     words = shown_commands["train"][0]
     words = words[words.index("sft") + 1 :]
-    given = {
-        name.removeprefix("--"): yaml.safe_load(value) for name, value in zip(words[::2], words[1::2], strict=True)
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(given))
-    return given
+    pairs = zip(words[::2], words[1::2], strict=True)
+    page_arguments = {name.removeprefix("--"): yaml.safe_load(value) for name, value in pairs}
+    (folder / "run.yaml").write_text(yaml.safe_dump(page_arguments))
+    return page_arguments
 
 
-def test_its_defects_are_those_by_its_arguments_alone(trained, folder, given):
+def test_its_defects_are_those_by_its_arguments_alone(trained, folder, arguments_of_page):
     """A YAML file has these alone, so what `doctor` assumes of the others has to be what ms-swift has."""
     runs = [read_runs(file)[0][1] for file in (folder / "swift_output/trained/args.json", folder / "run.yaml")]
     assert [run.hints for run in runs] == [(), ()]
     saved, read = ({finding.id for finding in diagnose_sources(run.sources, None)} for run in runs)
     assert saved == read and "ML-7452c" in read
     arguments = runs[0].content
-    wrong = [name for name in DEFAULTS.keys() - given.keys() if arguments[name] not in (None, DEFAULTS[name])]
+    left_out = DEFAULTS.keys() - arguments_of_page.keys()
+    wrong = [name for name in left_out if arguments[name] not in (None, DEFAULTS[name])]
     assert not wrong  # None stands for what a model without experts lacks
 
 
-def test_a_watch_names_a_bit_that_flips_in_a_frozen_weight_of_a_rank(run_words, trained, given):
+def test_a_watch_names_a_bit_that_flips_in_a_frozen_weight_of_a_rank(run_words, trained, arguments_of_page):
     """In the second step of two microbatches that train adapters, with the arguments of a YAML file.
 
     `trained` is watched, and has no finding.
