@@ -33,6 +33,8 @@ DETACHED = {
     "mtp_detach_heads": True,
     "overlap_grad_reduce": True,
 }
+OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "use_distributed_optimizer": True}
+LAYER_WISE = {"log_params_norm": True, "optimizer": "dist_muon", "bf16": True, "data_parallel_size": 2}
 SAVED = {"save": "x", "dist_ckpt_optim_fully_reshardable": True, "use_distributed_optimizer": True}
 SAVED_IN_BUCKETS = {**SAVED, "overlap_grad_reduce": True}
 
@@ -92,6 +94,8 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-4116b", {**FSDP, "mtp_detach_heads": True}, {"megatron_fsdp_version": 2}),
         ("ML-7338", HALF_PRECISION_GRADIENTS, FSDP),
         ("ML-6965", REPEATED, {"disable_parameter_transpose_cache": True}),
+        ("tied-output-weight-ddp", {**STAGES, **OVERLAPPED}, {"untie_embeddings_and_output_weights": True}),
+        ("weight-norm-before-gather", {**LAYER_WISE, **OVERLAPPED}, {"optimizer": "adam"}),
         ("ML-4494", PACKED, UNPADDED),
         ("ML-4494", {**HEADS, "offline_packing_specs": SimpleNamespace(pad_seq_to_mult=4)}, {"mtp_num_layers": None}),
         ("ML-4494", {**HEADS, "pad_seq_to_mult": 4}, {"pad_seq_to_mult": 1}),

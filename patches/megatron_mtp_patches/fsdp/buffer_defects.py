@@ -97,7 +97,8 @@ DEFECTS = (
             and run.fp8_param_gather
             and (run.overlap_moe_expert_parallel_comm or run.recompute_granularity)
         ),
-        when="--use-megatron-fsdp with --fp8-recipe mxfp8, --fp8-param-gather and activation recomputation or "
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params, --fp8-recipe mxfp8, "
+        "--fp8-param-gather and activation recomputation or "
         "--overlap-moe-expert-parallel-comm",
         state="fixed in 0.18.0",
         evidence="reported",
@@ -177,17 +178,17 @@ DEFECTS = (
     ),
     Defect(
         id="ML-2840",
-        effect="Megatron-FSDP fails to set up its groups of ranks for experts",
-        kind="crash",
-        severity=3,
+        effect="Different experts are sharded and reduced as one, because Megatron-FSDP takes the groups of ranks of "
+        "dense layers for theirs (with --outer-dp-sharding-strategy optim it cannot, and does not start)",
+        severity=5,
         signs=Sign(f"{_ADAPTER}_get_hsdp_tp_mesh", lacks="ep_size"),
         affects=lambda run: (
             run.use_megatron_fsdp and expert_parallel(run) > 1 and (run.num_distributed_optimizer_instances or 1) > 1
         ),
         when="--use-megatron-fsdp with --num-distributed-optimizer-instances > 1 and --expert-model-parallel-size > 1",
         state="fixed in 0.17.0",
-        evidence="reported",
-        second_reading="the source of 0.16.1",
+        evidence="reproduced",
+        second_reading="the source of 0.16.1; four ranks with two instances and EP 2, by both outer strategies",
     ),
     Defect(
         id="ML-4953",

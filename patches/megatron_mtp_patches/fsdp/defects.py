@@ -44,8 +44,9 @@ DEFECTS = (
     ),
     Defect(
         id="ML-6357b",
-        effect="Gradients are reduced twice, so they are too small, or those of experts are",
-        severity=2,
+        effect="Gradients are reduced twice: all of them, or those of experts, are too small, and too large with "
+        "--calculate-per-token-loss",
+        severity=3,
         signs=Sign(
             f"{_FSDP}.megatron_fsdp:", has="if grad_reduce_every_bprop or is_last_microbatch or self.model_auto_sync:"
         ),

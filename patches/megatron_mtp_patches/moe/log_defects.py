@@ -112,8 +112,8 @@ DEFECTS = (
             and (run.moe_layer_freq not in (None, 1) or run.pipeline_model_parallel_layout)
             and _logs_losses(run)
         ),
-        when="--mtp-num-layers and --moe-layer-freq with --pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff "
-        "or --moe-z-loss-coeff",
+        when="--mtp-num-layers with --moe-layer-freq or --pipeline-model-parallel-layout, "
+        "--pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff or --moe-z-loss-coeff",
         only_if="a pipeline stage has no MoE layer",
         state="fixed in 0.17.0",
         evidence="read",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..defects.conditions import context_parallel, data_parallel, has_any_aux_loss, type_name
+from ..defects.conditions import context_parallel, data_parallel, has_any_aux_loss, is_layer_wise, type_name
 from ..defects.declare import Defect, Sign
 
 _TRAINING = "megatron.training.training"
@@ -106,14 +106,13 @@ DEFECTS = (
         signs=tuple(Sign(target, has="force_create_fp32_copy", lacks="sync") for target in _PARAMS_NORMS),
         affects=lambda run: (
             run.log_params_norm
-            and run.use_distributed_optimizer
             and run.overlap_param_gather
-            and not run.bf16
+            and (is_layer_wise(run) or (run.use_distributed_optimizer and not run.bf16))
             and not run.use_megatron_fsdp
             and data_parallel(run) * context_parallel(run) > 1
         ),
-        when="--log-params-norm with --use-distributed-optimizer, --overlap-param-gather, data or context parallelism, "
-        "and no --bf16",
+        when="--log-params-norm with --overlap-param-gather and data or context parallelism, and --optimizer dist_muon "
+        "or --use-distributed-optimizer without --bf16",
         instead="leave out --overlap-param-gather",
         evidence="reproduced",
         second_reading="source of 0.19.0; its program",
