@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import context_parallel, is_hybrid, is_vlm, layers_of_hybrid, microbatches, tensor_parallel
+from ..defects.conditions import (
+    context_parallel,
+    has_gated_delta_net,
+    is_hybrid,
+    is_vlm,
+    layers_of_hybrid,
+    microbatches,
+    tensor_parallel,
+)
 from ..defects.declare import Defect, Sign
 
 _SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
 _MLA = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors"
 # 0.16 and 0.17 have the layers of sparse attention, and no model with them: building one ends in a ValueError.
 _BUILDS_NO_SPARSE_ATTENTION = Sign(f"{_SPECS}:get_experimental_attention_variant_module_spec", lacks="'dsa'")
-
-
-def _has_gated_delta_net(run: Any) -> bool:
-    is_gpt = run.experimental_attention_variant in ("gated_delta_net", "gdn", "gdn2")
-    return bool(is_gpt or "G" in layers_of_hybrid(run))
 
 
 def _has_sparse_attention(run: Any) -> bool:
@@ -211,7 +214,7 @@ DEFECTS = (
             has='"q_layernorm" in name',
             lacks="out_norm",
         ),
-        affects=lambda run: _has_gated_delta_net(run) and tensor_parallel(run) > 1 and not run.sequence_parallel,
+        affects=lambda run: has_gated_delta_net(run) and tensor_parallel(run) > 1 and not run.sequence_parallel,
         when="GatedDeltaNet layers with --tensor-model-parallel-size > 1, without --sequence-parallel",
         instead="--sequence-parallel",
         state="open",

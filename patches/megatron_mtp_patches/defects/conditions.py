@@ -175,3 +175,9 @@ def expert_data_parallel(run: Any) -> int:
     """The number of replicas of the experts; 1 if unknown."""
     ranks = data_parallel(run) * context_parallel(run) * tensor_parallel(run)
     return max(1, ranks // (expert_parallel(run) * expert_tensor_parallel(run)))
+
+
+def has_gated_delta_net(run: Any) -> bool:
+    """True if a layer is a GatedDeltaNet."""
+    is_gpt = run.experimental_attention_variant in ("gated_delta_net", "gdn", "gdn2")
+    return bool(is_gpt or "G" in layers_of_hybrid(run))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_parallel, expert_tensor_parallel, pipeline_parallel, tensor_parallel
+from ..defects.conditions import (
+    expert_parallel,
+    expert_tensor_parallel,
+    has_gated_delta_net,
+    pipeline_parallel,
+    tensor_parallel,
+)
 from ..defects.declare import Defect, Sign
 
 _CHECKPOINTING = "megatron.training.checkpointing"
@@ -104,14 +110,19 @@ DEFECTS = (
         "loaded with another tensor-parallel size",
         kind="lost state",
         severity=3,
-        signs=Sign(f"{_FSDP}:", has="def handle_swiglu_in_state_dict(", lacks="def handle_gdn_in_state_dict("),
-        affects=lambda run: (
-            run.use_megatron_fsdp and (run.save or run.load) and run.experimental_attention_variant == "gated_delta_net"
+        signs=(
+            Sign(f"{_FSDP}:", has="def handle_swiglu_in_state_dict(", lacks="def handle_gdn_in_state_dict("),
+            # 0.18.0 has the function that would keep them apart, and the trainer does not call it
+            Sign(
+                "megatron.training.checkpointing:preprocess_fsdp_dtensor_state_dict", lacks="handle_gdn_in_state_dict"
+            ),
         ),
-        when="--use-megatron-fsdp with --experimental-attention-variant gated_delta_net",
+        affects=lambda run: run.use_megatron_fsdp and (run.save or run.load) and has_gated_delta_net(run),
+        when="--use-megatron-fsdp with --experimental-attention-variant gated_delta_net or G in --hybrid-layer-pattern",
         only_if="the checkpoint is loaded with another --tensor-model-parallel-size",
-        state="fixed in 0.18.0",
+        state="open",
         evidence="read",
+        second_reading="sources of 0.16.1 to main, and who calls the function that #3936 has added",
     ),
     Defect(
         id="ML-5714",
