@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from megatron_overrides.norms.step_state import StepState
 
-# Returns the settings of the run whose training log is being made: Megatron's arguments, or the configuration of
-# Megatron-Bridge's model. None while no log is.
+# Returns the settings of the run whose training log is being made: Megatron's arguments, or the configuration of the
+# model in Megatron-Bridge and ms-swift. None while no log is.
 logged_run: ContextVar[Callable[[], Any] | None] = ContextVar("logged_run", default=None)
 
 MTP_LOSS = re.compile(r"mtp_\d+ loss")

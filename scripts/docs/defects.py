@@ -55,7 +55,7 @@ def removed(release: str) -> str:
 
 
 def second_readings() -> str:
-    """The declarations that somebody else has read again, and what that was compared with."""
+    """Which declarations were read a second time, and with what each was compared."""
     rows = [[defect.id, defect.second_reading] for defect in known_defects() if defect.second_reading]
     severe = [defect for defect in known_defects() if defect.patch or defect.severity > MINOR]
     read = sum(bool(defect.second_reading) for defect in severe)

@@ -25,7 +25,7 @@ def find_unknown(names: Iterable[str]) -> Iterator[str]:
     Whether arguments that the patches add act is a question of its own.
     """
     if _declared_names() and (refused := [name for name in names if len(_matches(name)) != 1]):
-        yield (f"the ms-swift that is installed refuses {', '.join(refused)}: no argument, or several, begin so")
+        yield f"the ms-swift that is installed refuses {', '.join(refused)}: no argument begins so, or several do"
 
 
 def _matches(name: str) -> list[str]:

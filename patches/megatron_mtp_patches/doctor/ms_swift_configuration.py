@@ -77,7 +77,7 @@ def read(content: dict[Any, Any], world_size: int | None = None) -> Configuratio
     return Configuration(
         sources=[
             SimpleNamespace(world_size=_count_ranks(variables) or world_size, **fixed),
-            make_source(_extra_fields(content)),
+            make_source(extra_fields(content)),
             make_source(content),
             make_dtype(dtype),
             *sizes,
@@ -100,11 +100,11 @@ def read(content: dict[Any, Any], world_size: int | None = None) -> Configuratio
 
 def why_no_head_trains(arguments: Mapping[Any, Any]) -> str:
     """Why the model has no MTP heads; '' if it has some."""
-    has_heads = {**arguments, **_extra_fields(arguments)}.get("mtp_num_layers")
+    has_heads = {**arguments, **extra_fields(arguments)}.get("mtp_num_layers")
     return "" if has_heads else "mtp_num_layers is not set, so the model has no MTP heads"
 
 
-def _extra_fields(arguments: Mapping[Any, Any]) -> dict[str, Any]:
+def extra_fields(arguments: Mapping[Any, Any]) -> dict[str, Any]:
     """The fields of the model's configuration that replace arguments, which may be written as JSON."""
     fields = arguments.get("megatron_extra_kwargs")
     try:

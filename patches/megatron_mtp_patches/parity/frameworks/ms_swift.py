@@ -1,4 +1,4 @@
-"""A run of ms-swift, by its args.json or YAML file: ms-swift's own trainer trains what mcore-bridge builds."""
+"""A run of ms-swift, by its arguments: ms-swift's own trainer trains what mcore-bridge builds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..flags import Flag, split
 from ..samples import plain_samples
 from ..small import BATCH, LENGTH, SmallRun, small_values
 from .fields import plain_settings, read_flags, read_settings, refuse_other_models, refuse_unknown
-from .swift_arguments import (
+from .ms_swift_arguments import (
     STEPS,
     changed_arguments,
     configure,
@@ -32,7 +32,7 @@ class SwiftRun:
     """A full-parameter training of ms-swift.
 
     Attributes:
-        content: the arguments that are in its file.
+        content: its arguments, by name.
     """
 
     content: dict[str, Any]

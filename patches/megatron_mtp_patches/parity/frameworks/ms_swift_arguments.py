@@ -10,6 +10,7 @@ from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 from unittest import mock
 
+from ...doctor.ms_swift_configuration import extra_fields
 from ...engine import UsageError
 from ..flags import Flag
 from ..left_out import OWN_DATA, reason_to_leave_out
@@ -72,7 +73,7 @@ def configure(content: dict[str, Any], flags: list[Flag], folder: str) -> Any:
         values["moe_layer_freq"] = str(values["moe_layer_freq"]).replace(" ", "")
     own = {**_TRAINER, **_PRECISION[dtype], "output_dir": folder}
     model = {name: value for name, value in values.items() if name in model_names - names and value is not None}
-    extra = {**_parse_json(kept.pop("megatron_extra_kwargs", None)), **model, "padded_vocab_size": VOCABULARY}
+    extra = {**extra_fields(kept), **model, "padded_vocab_size": VOCABULARY}
     words = {**kept, **{name: value for name, value in values.items() if name in names}, **own}
     arguments = _parse({**words, "megatron_extra_kwargs": extra})
     for name in values.keys() - names - model_names:  # of Megatron's other configurations, which ms-swift fills so
@@ -100,6 +101,7 @@ def changed_arguments(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def why_left_out(name: str, dtype: str) -> str:
+    """Why a small run of this dtype leaves the argument out; '' where it has it."""
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
 
@@ -132,10 +134,6 @@ def _refuse_word(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     raise ValueError(message)  # its own method prints it and exits
 
 
-def _parse_json(value: Any) -> dict[str, Any]:
-    return json.loads(value) if isinstance(value, str) else dict(value or {})
-
-
 def read_hugging_face_config(arguments: Any) -> Any:
     """The Hugging Face configuration of the model, as ms-swift reads it.
 
@@ -149,12 +147,14 @@ def read_hugging_face_config(arguments: Any) -> Any:
 
 
 def make_model_config(arguments: Any) -> Any:
-    """The configuration of the run's own model, without process groups."""
+    """The configuration of the run's own model, without process groups.
+
+    Raises:
+        UsageError: mcore-bridge makes none of it.
+    """
     make = import_package("swift.megatron.model.utils").get_mcore_model_config
-    bridge, parallel_state = (
-        import_package("mcore_bridge.bridge").GPTBridge,
-        import_package("megatron.core.parallel_state"),
-    )
+    bridge = import_package("mcore_bridge.bridge").GPTBridge
+    parallel_state = import_package("megatron.core.parallel_state")
     try:
         with (
             mock.patch.object(bridge, "__init__", lambda *_: None),
@@ -170,6 +170,11 @@ def _arguments_class() -> Any:
 
 
 def import_package(name: str) -> Any:
+    """Import a module that building the run needs.
+
+    Raises:
+        MissingPackageError: it does not import.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
