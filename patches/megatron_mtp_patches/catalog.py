@@ -63,6 +63,7 @@ _MODULES = (
     "attention.pass_rope_scaling_factor",
     "parallelism.reduce_tensors_with_gaps",
     "data.count_loss_tokens_over_cp",
+    "data.mask_prompts_of_identity_format",
     "parallelism.keep_outputs_until_sent",
     "parallelism.keep_gradients_of_tied_embeddings",
     "parallelism.order_param_groups_alike",

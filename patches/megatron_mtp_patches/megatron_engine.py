@@ -12,7 +12,8 @@ ENGINE = Engine(
         library="Megatron",
         library_package="megatron",
         repository="NVIDIA/Megatron-LM",
-        optional_part="megatron.training",  # the wheel of 0.16.1 has no trainer
+        # The wheel of 0.16.1 has no trainer, nor the tokenizer of --sft, which is in its trainer.
+        optional_parts=("megatron.training", "megatron.core.tokenizers.text.libraries"),
     ),
     CATALOG,
     str(Path(__file__).with_name("fingerprints.json")),

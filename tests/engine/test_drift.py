@@ -142,8 +142,9 @@ def test_a_module_that_is_not_installed_is_named_in_the_refusal(library):
 def test_a_patch_of_a_part_that_an_installation_may_lack_waits_for_it(library):
     patch = library.patch(Override("trainer.loop:f", "overrides:f"))
     words = {"package": "lib_patches", "library": "Lib", "library_package": "lib", "repository": "example/lib"}
-    for part, state in (("trainer", State.PENDING), ("train", State.REFUSED), ("", State.REFUSED)):
-        project = Project(**words, optional_part=part)
+    cases = ((("other", "trainer"), State.PENDING), (("train",), State.REFUSED), ((), State.REFUSED))
+    for parts, state in cases:
+        project = Project(**words, optional_parts=parts)
         assert decide(patch, KnownSources(("1.0",), {}), project).state is state
 
 

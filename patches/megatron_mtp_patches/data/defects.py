@@ -148,4 +148,20 @@ DEFECTS = (
         evidence="read",
         second_reading="the commit of #3526",
     ),
+    Defect(
+        id="ML-6682",
+        effect="The loss counts all tokens of a conversation, also those of its system, user and tool turns, so the "
+        "model is trained on its prompts",
+        severity=4,
+        signs=Sign(
+            "megatron.core.tokenizers.text.libraries.sft_tokenizer:SFTTokenizer.tokenize_conversation",
+            has="if self._prompt_format in ['default', 'identity']:",
+        ),
+        affects=lambda run: run.sft and run.sft_tokenizer_prompt_format == "identity",
+        when="--sft with --sft-tokenizer-prompt-format identity",
+        state="fixed on main",
+        introduced_by=("NVIDIA/Megatron-LM#4450",),
+        evidence="reproduced",
+        patch="mask-prompts-of-identity-format",
+    ),
 )

@@ -13,17 +13,17 @@ class Project:
         library: the library that it patches, as users call it.
         library_package: the package that the library is imported as.
         repository: the library's owner and name on GitHub.
-        optional_part: a package of the library that not every installation has; '' for none.
+        optional_parts: packages of the library that not every installation has.
     """
 
     def __init__(
-        self, package: str, library: str, library_package: str, repository: str, optional_part: str = ""
+        self, package: str, library: str, library_package: str, repository: str, optional_parts: tuple[str, ...] = ()
     ) -> None:
         self.package = package
         self.library = library
         self.library_package = library_package
         self.repository = repository
-        self.optional_part = optional_part
+        self.optional_parts = optional_parts
         self.command = package.replace("_", "-")
         self.choice_variable = package.upper()  # selects patches
         self.drift_variable = f"{self.choice_variable}_ON_DRIFT"  # decides what a refused patch does
@@ -33,8 +33,8 @@ class Project:
         return self.library if package == self.library_package else package
 
     def is_optional(self, module: str) -> bool:
-        """True if a module is in the part that not every installation has."""
-        return bool(self.optional_part) and module.startswith(f"{self.optional_part}.")
+        """True if a module is in a part that not every installation has."""
+        return any(module.startswith(f"{part}.") for part in self.optional_parts)
 
     def pull_request_url(self, change: PullRequest) -> str:
         """The address of an upstream change."""
