@@ -35,6 +35,7 @@ DETACHED = {
 }
 OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "use_distributed_optimizer": True}
 LAYER_WISE = {"log_params_norm": True, "optimizer": "dist_muon", "bf16": True, "data_parallel_size": 2}
+CLAMPED = {"swiglu": True, "activation_func_clamp_value": 7.0, "bias_swiglu_fusion": True}
 SAVED = {"save": "x", "dist_ckpt_optim_fully_reshardable": True, "use_distributed_optimizer": True}
 SAVED_IN_BUCKETS = {**SAVED, "overlap_grad_reduce": True}
 
@@ -102,6 +103,9 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("detached-overlap", {**DETACHED, "overlap_moe_expert_parallel_comm": True}, {"mtp_num_layers": None}),
         ("detached-embedding", DETACHED, {"use_distributed_optimizer": True}),
         ("detached-embedding", DETACHED, {"untie_embeddings_and_output_weights": False}),  # it computes the logits, too
+        ("ML-5940", CLAMPED, {"bias_swiglu_fusion": False}),
+        ("ML-5940", CLAMPED, {"swiglu": False}),
+        ("ML-6682", {"sft": True, "sft_tokenizer_prompt_format": "identity"}, {"sft": False}),
         ("ML-5077", SAVED_IN_BUCKETS, {"ckpt_format": "torch"}),
         ("ML-5077", SAVED_IN_BUCKETS, {"overlap_grad_reduce": False}),
         ("ML-5077", {**SAVED, **STAGES}, {"mtp_num_layers": None}),
