@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from .catalog import CATALOG
 from .doctor.findings import Finding, diagnose_sources
+from .doctor.model_gradients import find_unfinalized_gradients, model_configuration
 from .engine import Patch, PatchError
 from .engine.report import Report
 from .megatron_engine import ENGINE
@@ -101,7 +102,7 @@ def record() -> str:
     return f"{__version__} {ENGINE.record()}"
 
 
-def diagnose(*settings: object, transformer_engine: str | None = None) -> list[Finding]:
+def diagnose(*settings: object, transformer_engine: str | None = None, model: object = None) -> list[Finding]:
     """The known defects of this Megatron that affect a run, as `megatron-mtp-patches doctor -- FLAGS` finds them.
 
     Args:
@@ -109,12 +110,21 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
             the provider of a model), OptimizerConfig, DistributedDataParallelConfig, and so on. A setting is that of
             the first one that has it.
         transformer_engine: its version; None for the one that is installed, or else that this release was made for.
+        model: the model, or the list of its chunks, after the trainer has set it up: its configuration comes after
+            `settings`, and if the schedules do not finalize its gradients, that is the first finding.
 
     Raises:
-        TypeError: `settings` has something else than objects with settings as attributes, or nothing.
+        TypeError: `settings` has something else than objects with settings as attributes, or there are neither settings
+            nor a model; `model` is no model of Megatron's.
         ValueError: `transformer_engine` is not a version.
     """
-    return diagnose_sources(settings, transformer_engine)
+    if model is None:
+        return diagnose_sources(settings, transformer_engine)
+    configuration = model_configuration(model)
+    return [
+        *find_unfinalized_gradients(configuration),
+        *diagnose_sources((*settings, configuration), transformer_engine),
+    ]
 
 
 def metrics(optimizer: object = None) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """`diagnose` names the defects that affect the configurations of a trainer without a command line."""
 
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import megatron_mtp_patches
 import pytest
 from megatron.core.optimizer import OptimizerConfig
 from megatron_mtp_patches.defects.declare import Gap
+from megatron_mtp_patches.defects.labs.lab import make_config, make_gpt, run_microbatches, start
 from megatron_mtp_patches.doctor import findings
 
 pytestmark = pytest.mark.forked("patched")
@@ -90,3 +92,27 @@ def test_what_is_no_configuration_is_refused(settings):
 def test_what_is_no_version_is_refused(version):
     with pytest.raises(ValueError, match="is not a version of TransformerEngine"):
         megatron_mtp_patches.diagnose(SimpleNamespace(), transformer_engine=version)
+
+
+def test_a_model_whose_schedule_finalizes_no_gradients_is_named():
+    """Its configuration is a copy of the one on which the trainer sets the function."""
+    start()
+    finalized: list[object] = []
+    configuration = make_config()
+    model = make_gpt(deepcopy(configuration))
+    configuration.finalize_model_grads_func = lambda *chunks, **_: finalized.append(chunks)
+    run_microbatches(model, 1)
+    assert finalized == []
+    assert megatron_mtp_patches.diagnose(model=[model])[0].id == "gradients-not-finalized"
+
+    model.config.finalize_model_grads_func = configuration.finalize_model_grads_func
+    run_microbatches(model, 1)
+    assert len(finalized) == 1
+    names = [finding.id for finding in megatron_mtp_patches.diagnose(OptimizerConfig(optimizer="muon"), model=model)]
+    assert "gradients-not-finalized" not in names and "EO-238" in names
+
+
+@pytest.mark.parametrize("model", [[], SimpleNamespace()])
+def test_what_is_no_model_is_refused(model):
+    with pytest.raises(TypeError, match="model is Megatron's model, or the list of its chunks, not"):
+        megatron_mtp_patches.diagnose(model=model)
