@@ -77,8 +77,9 @@ DEFECTS = (
         evidence="reproduced",
         patch="sum-gradients-of-shared-latents",
         seen_by="copies",
-        second_reading="the layers of MLA of 0.16.1, 0.18.2, 0.19.0 and main; its program; doctor under its flags "
-        "and just outside; the thread of #6839; the wrappers of its patch",
+        second_reading="the layers and layer specs of MLA of 0.16.1, 0.18.2, 0.19.0 and main, and what "
+        "--transformer-impl local makes of them (an error); its program; doctor under its flags and just outside; the "
+        "thread of #6839; the wrappers of its patch",
     ),
     Defect(
         id="ML-1699",
@@ -98,8 +99,9 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-shared-latents",
-        second_reading="the layers of MLA of 0.16.1, 0.18.2, 0.19.0 and main; its program; doctor under its flags "
-        "and just outside; the thread of #1699; the wrappers of its patch",
+        second_reading="the layers and layer specs of MLA of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main, fused ones as "
+        "well; its program; doctor of 0.17.1 and 0.19.2 under its flags and just outside; the thread of #1699; the "
+        "wrappers of its patch",
     ),
     Defect(
         id="sinks-with-cp",
@@ -115,7 +117,8 @@ DEFECTS = (
         "2.8 or newer",
         evidence="reproduced",
         patch="count-sink-gradients-once",
-        second_reading="its program on 0.18.2; doctor under its flags and just outside; the wrapper of its patch",
+        second_reading="attention layers of 0.16.1 to main; its program on 0.18.2; doctor of 0.17.1 and 0.19.2 under "
+        "its flags and just outside; the wrapper of its patch",
     ),
     Defect(
         id="ML-2357",
@@ -128,20 +131,21 @@ DEFECTS = (
             lacks="AttnMaskType.arbitrary",
         ),
         affects=_attends_over_documents,
-        when="--reset-attention-mask in bf16 or fp16 without --attention-backend unfused, or with "
-        "--no-create-attention-mask-in-dataloader",
+        when="--reset-attention-mask without --dataloader-inter-document-masking, in bf16 or fp16 without "
+        "--attention-backend unfused and --transformer-impl local, or with --no-create-attention-mask-in-dataloader",
         instead="set --attention-backend unfused, which excludes context parallelism, or from 0.19 on "
         "--dataloader-inter-document-masking",
         state="open",
         evidence="reproduced",
-        second_reading="attention layers of 0.16.1 and main; validate_args of 0.19.0; its program on 0.18.2; doctor "
-        "under its flags and just outside",
+        second_reading="attention layers of 0.16.1, 0.19.0 and main; the masks of unfused attention in "
+        "TransformerEngine 2.12, 2.16 and 2.17; validate_args and data sets of 0.19.0; its program on 0.18.2; doctor "
+        "of 0.17.1 and 0.19.2 under its flags and just outside",
     ),
     Defect(
         id="ML-4070",
         effect="The loss of the sparse attention's indexer is not divided by the number of microbatches, nor "
-        "multiplied by the loss scale of FP16, so its gradients are too large or too small against those of the main "
-        "loss",
+        "multiplied by the loss scale of FP16, so its gradients are as many times too large as a step has "
+        "microbatches, and with --fp16 too small by the loss scale",
         severity=4,
         signs=Sign(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
@@ -149,13 +153,15 @@ DEFECTS = (
         ),
         fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
         affects=_scales_indexer_loss,
-        when="--experimental-attention-variant dsa with --dsa-indexer-loss-coeff, and several microbatches or --fp16",
+        when="--experimental-attention-variant dsa, or D layers of a hybrid model, with --dsa-indexer-loss-coeff, and "
+        "with --fp16 or with several microbatches and no --calculate-per-token-loss",
         more_links=("NVIDIA/Megatron-LM#5244",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="scale-sparse-indexer-loss",
-        second_reading="schedules of 0.18.2 and 0.19.0; what gives a hybrid model the setting; its program; doctor "
-        "under its flags and just outside; the wrapper of its patch",
+        second_reading="schedules of 0.18.2 and 0.19.0; the specs of 0.16.1 and 0.17.1, which build no sparse "
+        "attention; what gives a hybrid model the setting; its program; doctor under its flags and just outside; the "
+        "wrapper of its patch",
     ),
     Defect(
         id="ML-3026a",
@@ -169,7 +175,8 @@ DEFECTS = (
         when="--experimental-attention-variant dsa with --qk-layernorm in a GPT",
         state="fixed in 0.19.0",
         evidence="reproduced",
-        second_reading="the layer spec of 0.18.2; its program on 0.18.2; doctor under its flags",
+        second_reading="the layer specs of 0.16.1 to 0.19.0 and of hybrid models; the commit of #3026; its program on "
+        "0.18.2; doctor under its flags",
     ),
     Defect(
         id="ML-3026b",
@@ -183,11 +190,13 @@ DEFECTS = (
         ),
         fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
         affects=lambda run: _has_sparse_attention(run) and (run.load or run.pretrained_checkpoint),
-        when="--experimental-attention-variant dsa with --load or --pretrained-checkpoint",
+        when="--experimental-attention-variant dsa, or D layers of a hybrid model, with --load or "
+        "--pretrained-checkpoint",
         only_if="the weights come from another implementation, as DeepSeek's do",
         state="fixed in 0.19.0",
         evidence="reproduced",
-        second_reading="its program on 0.18.2",
+        second_reading="the rotary embeddings of 0.18.2 and 0.19.0; the specs of 0.16.1 and 0.17.1, which build no "
+        "sparse attention; its program on 0.18.2",
     ),
     Defect(
         id="ML-4395",
@@ -202,7 +211,8 @@ DEFECTS = (
         instead="--transformer-impl transformer_engine",
         state="fixed in 0.18.0",
         evidence="read",
-        second_reading="sources of 0.16.1 and 0.18.2",
+        second_reading="the layer specs and pretrain_vlm.py of 0.16.1, 0.17.1 and 0.18.2: what the vision encoder is "
+        "built of and which mask it gets; the commit of #4395",
     ),
     Defect(
         id="ML-7452k",
@@ -221,8 +231,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="sum-gradients-of-output-norms",
         seen_by="copies",
-        second_reading="the reduction of 0.16.1 and main; its program on 0.18.2; doctor under its flags and just "
-        "outside; the wrapper of its patch",
+        second_reading="the reduction and the layers of 0.16.1, 0.19.0 and main; what sequence parallelism makes of "
+        "the norm; its program on 0.18.2; doctor under its flags and just outside; the wrapper of its patch",
     ),
     Defect(
         id="ML-7530",
@@ -264,6 +274,6 @@ DEFECTS = (
         instead="choose a --tensor-model-parallel-size up to --num-query-groups",
         state="fixed in 0.17.0",
         evidence="reproduced",
-        second_reading="the source of 0.16.1; its program on 0.16.1; doctor under its flags",
+        second_reading="the source of 0.16.1; the commit of #3575; its program on 0.16.1; doctor under its flags",
     ),
 )

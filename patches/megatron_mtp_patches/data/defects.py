@@ -49,8 +49,8 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="read",
         seen_by="batch",
-        second_reading="the source of 0.17.1, for each pipeline stage; doctor under its flags and just outside on "
-        "0.17.1",
+        second_reading="the batches of 0.16.1, 0.17.1 and 0.18.2, for each pipeline stage and tensor-parallel rank; "
+        "which ranks of 0.17.1 read data; doctor under its flags and just outside on 0.17.1",
     ),
     Defect(
         id="ML-4103b",
@@ -65,8 +65,8 @@ DEFECTS = (
         instead="train without pipeline parallelism",
         state="fixed in 0.18.0",
         evidence="read",
-        second_reading="the source of 0.17.1, for each pipeline stage; doctor under its flags and just outside on "
-        "0.17.1",
+        second_reading="the batches of 0.16.1, 0.17.1 and 0.18.2, for each pipeline stage, virtual ones as well; which "
+        "ranks of 0.17.1 read data; doctor under its flags and just outside on 0.17.1",
     ),
     Defect(
         id="ML-7513",
@@ -83,13 +83,14 @@ DEFECTS = (
         ),
         when="--context-parallel-size > 1 with --sft or --eod-mask-loss, without --calculate-per-token-loss",
         only_if="the ranks have different numbers of tokens that count",
-        instead="add --calculate-per-token-loss; MTP layers then also need the patch count-mtp-tokens-over-ranks",
+        instead="add --calculate-per-token-loss; then MTP layers need the patch count-mtp-tokens-over-ranks, and MoE "
+        "losses before 0.19 the patch weight-moe-losses-by-token",
         more_links=("NVIDIA/Megatron-LM#7452",),
         state="open",
         evidence="reproduced",
         patch="count-loss-tokens-over-cp",
-        second_reading="schedules of 0.18.2; what validate_args of 0.16.1 to main refuses; its program; doctor "
-        "under its flags and just outside",
+        second_reading="schedules and loss functions of 0.16.1, 0.18.2 and 0.19.0; what validate_args of 0.16.1 to "
+        "main refuses; its program; doctor of 0.17.1 and 0.19.2 under its flags and just outside",
     ),
     Defect(
         id="inter-document-masking-with-cp",
@@ -106,8 +107,8 @@ DEFECTS = (
         state="open",
         instead="leave out --dataloader-inter-document-masking, or train without --context-parallel-size",
         evidence="reproduced",
-        second_reading="pretrain_gpt.py of 0.19.0 and the split of batches of main; its program on 0.19.2; doctor "
-        "under its flags and just outside; the thread of #6156",
+        second_reading="pretrain_gpt.py, the data set and the split of batches of 0.19.0 and main; its program on "
+        "0.19.2; doctor under its flags and just outside; the thread of #6156",
     ),
     Defect(
         id="ML-3268",
@@ -116,25 +117,28 @@ DEFECTS = (
         kind="hang",
         severity=3,
         signs=Sign(_BATCH, has=("if args.sft:", "_broadcast_cu_seqlens(batch['cu_seqlens'])")),
-        affects=_splits_packs,
-        when="--sft with --tensor-model-parallel-size > 1",
+        affects=lambda run: _splits_packs(run) and not run.hybrid_context_parallel,
+        when="--sft with --tensor-model-parallel-size > 1, without --hybrid-context-parallel",
         instead="train without tensor parallelism",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the commit of #3268; doctor under its flags",
+        second_reading="the broadcasts of 0.16.1, rank by rank, and of 0.17.1; the commit of #3268; doctor under its "
+        "flags",
     ),
     Defect(
         id="ML-3185",
-        effect="The data set for fine-tuning ends in a TypeError where it pads a pack",
+        effect="The data set for fine-tuning ends in a TypeError where it cuts a pack to the sequence length",
         kind="crash",
         severity=3,
         signs=Sign(_SFT_DATA, has="pack_tokens.extend(pad)"),
         affects=lambda run: run.sft,
         when="--sft",
-        only_if="a pack is one token shorter than the sequence length, or was cut",
+        only_if="the conversations of a pack have more tokens than --seq-length",
+        instead="choose a --seq-length that the longest pack fits into",
         state="fixed in 0.17.0",
-        evidence="reported",
-        second_reading="the commit of #3185",
+        evidence="read",
+        second_reading="the data set of 0.16.1 and 0.17.1, for packs that are shorter, as long and longer; the commit "
+        "of #3185",
     ),
     Defect(
         id="ML-3526",
@@ -146,7 +150,7 @@ DEFECTS = (
         only_if="the template of conversations does not end in that token",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the commit of #3526",
+        second_reading="the data set of 0.16.1 and 0.17.1, its loss mask included; the commit of #3526",
     ),
     Defect(
         id="ML-6682",
