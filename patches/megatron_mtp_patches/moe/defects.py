@@ -46,8 +46,8 @@ def _transposes_router_gradients(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-3673",
-        effect="Routers round the scores of experts to 16 bits before they choose, so experts with almost the same "
-        "score are chosen by their index, and small changes of the expert bias have no effect",
+        effect="Routers round the scores of experts to 16 bits before they choose, so among experts with almost the "
+        "same score the expert bias decides, or their order without one, and not the score",
         severity=3,
         signs=Sign(
             f"{_MOE_UTILS}:topk_routing_with_score_function",
@@ -56,27 +56,32 @@ DEFECTS = (
         affects=lambda run: (
             _rounds_router(run) and (run.moe_router_score_function == "sigmoid" or run.moe_router_pre_softmax)
         ),
-        when="--moe-router-score-function sigmoid or --moe-router-pre-softmax with --bf16 and no --moe-router-dtype",
+        when="--moe-router-score-function sigmoid or --moe-router-pre-softmax with --bf16 or --fp16, without "
+        "--moe-router-dtype and --moe-router-fusion",
         instead="add --moe-router-dtype fp32",
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="score-experts-in-fp32",
-        second_reading="sources of 0.16.1 to 0.18.2; its program on 0.17.1; doctor under its flags and just outside",
+        second_reading="routers of 0.16.1, 0.17.1 and 0.18.2, the dtype of their expert bias included; its program on "
+        "0.17.1; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-2765",
-        effect="The MoE auxiliary losses take the sigmoid of the router's logits in 16 bits",
+        effect="The MoE auxiliary losses take the sigmoid of the router's logits in 16 bits, so their gradients are "
+        "rounded",
         severity=2,
         signs=Sign(f"{_MOE_UTILS}:compute_routing_scores_for_aux_loss", has="scores = torch.sigmoid(logits)"),
         affects=lambda run: (
             _rounds_router(run) and run.moe_router_score_function == "sigmoid" and has_any_aux_loss(run)
         ),
-        when="--moe-router-score-function sigmoid with --moe-aux-loss-coeff, --bf16 and no --moe-router-dtype",
+        when="--moe-router-score-function sigmoid with --moe-aux-loss-coeff and --bf16 or --fp16, without "
+        "--moe-router-dtype and --moe-router-fusion",
         instead="add --moe-router-dtype fp32",
         state="fixed in 0.17.0",
         evidence="read",
         patch="score-experts-in-fp32",
-        second_reading="sources of 0.16.1 to 0.18.2; doctor under its flags and just outside",
+        second_reading="routers of 0.16.1, 0.17.1 and 0.18.2; the thread of #2765; doctor under its flags and just "
+        "outside",
     ),
     Defect(
         id="ML-2977",
@@ -94,7 +99,8 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="read",
         seen_by="moves",
-        second_reading="sources of 0.16.1 and 0.17.1",
+        second_reading="MoE layers, scheduled layers and linear layers of 0.16.1 and 0.17.1; what TransformerConfig "
+        "and validate_args of both require of --delay-wgrad-compute; doctor under its flags on 0.17.1",
     ),
     Defect(
         id="ML-4500",
@@ -106,11 +112,14 @@ DEFECTS = (
         ),
         fixed_by=Sign(f"{_MOE_LAYER}._forward_mlp_expert_compute", has="'_comm_manager.token_probs'"),
         affects=lambda run: _captures_router(run) and run.moe_token_dispatcher_type == "flex",
-        when="--cuda-graph-impl local --cuda-graph-scope moe_router with --moe-token-dispatcher-type flex",
+        when="--cuda-graph-impl local with --cuda-graph-scope moe_router or moe_preprocess and "
+        "--moe-token-dispatcher-type flex",
         instead="use --moe-token-dispatcher-type alltoall, or another --cuda-graph-scope",
         state="fixed in 0.18.0",
         evidence="read",
         seen_by="moves",
+        second_reading="MoE layers and dispatchers of 0.16.1 (where such a run ends in an error) and 0.17.1; the "
+        "commit of #4500 and its call in 0.18.2",
     ),
     Defect(
         id="ML-3373",
@@ -122,13 +131,19 @@ DEFECTS = (
             has="self._forward_mlp_expert_compute(hidden_states, probs)",
             lacks="_router_dtoh_event",
         ),
-        affects=_captures_router,
-        when="--cuda-graph-impl local with --cuda-graph-scope moe_router",
+        affects=lambda run: (  # other dispatchers, and full buffers, have no counts on the host
+            _captures_router(run)
+            and run.moe_token_dispatcher_type == "alltoall"
+            and not run.moe_pad_expert_input_to_capacity
+        ),
+        when="--cuda-graph-impl local with --cuda-graph-scope moe_router or moe_preprocess and "
+        "--moe-token-dispatcher-type alltoall, without --moe-pad-expert-input-to-capacity",
         only_if="the copy takes longer than the host needs to get there",
         instead="use another --cuda-graph-scope",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the source of 0.17.1",
+        second_reading="MoE layers of 0.16.1 and 0.17.1; which dispatchers of 0.16.1 copy counts to the host, and "
+        "where; the commit of #3373",
     ),
     Defect(
         id="ML-3254",
@@ -146,7 +161,8 @@ DEFECTS = (
         only_if="the teacher has another number of experts, or experts without a bias",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the source of 0.16.1",
+        second_reading="the update of expert biases of 0.16.1 and 0.17.1, and what routers without gradients count; "
+        "the commit of #3254",
     ),
     Defect(
         id="ML-6278",
@@ -163,7 +179,8 @@ DEFECTS = (
         when="--moe-latent-size in a run that starts from new weights",
         state="open",
         evidence="read",
-        second_reading="the source of main; doctor under its flags and just outside",
+        second_reading="grouped and sequential experts, latent projections and scaled initializations of 0.16.1 and "
+        "main; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-5761",
@@ -174,7 +191,7 @@ DEFECTS = (
         when="enable_autocast with overlap_moe_expert_parallel_comm",
         state="open",
         evidence="read",
-        second_reading="the source of main",
+        second_reading="the combined schedule of 0.16.1 and main",
     ),
     Defect(
         id="ML-3164",
@@ -196,7 +213,7 @@ DEFECTS = (
         instead="use an --expert-model-parallel-size with two or more experts per rank",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the source of 0.16.1",
+        second_reading="scheduled layers of 0.16.1 and 0.17.1, and the condition of the fix",
     ),
     Defect(
         id="ML-5442",
@@ -212,7 +229,7 @@ DEFECTS = (
         instead="upcycle without virtual pipeline stages",
         state="fixed on main",
         evidence="read",
-        second_reading="sources of 0.19.0 and main",
+        second_reading="upcycling of 0.16.1, 0.19.0 and main, with and without virtual stages",
     ),
     Defect(
         id="transposed-router-gradients",
@@ -232,7 +249,8 @@ DEFECTS = (
         instead="add --moe-router-dtype fp64",
         evidence="reproduced",
         patch="make-router-gradients-contiguous",
-        second_reading="the router's gradient of main; its program on 0.18.2; doctor under its flags and just outside",
+        second_reading="the router's gradient of 0.16.1, 0.18.2 and main; its program on 0.18.2; doctor of 0.17.1 and "
+        "0.19.2 under its flags and just outside",
     ),
     Defect(
         id="sinkhorn-without-bound",
@@ -246,6 +264,6 @@ DEFECTS = (
         only_if="the logits of an expert are lower than the others by about 8 or more",
         instead="use another --moe-router-load-balancing-type",
         evidence="reproduced",
-        second_reading="the source of main; its program on 0.18.2; doctor under its flags",
+        second_reading="routers of 0.16.1 and main; its program on 0.18.2; doctor of 0.17.1 and 0.19.2 under its flags",
     ),
 )

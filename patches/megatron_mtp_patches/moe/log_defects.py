@@ -68,12 +68,13 @@ DEFECTS = (
             because="only in the trainers of Megatron-LM, Megatron-Bridge and ms-swift the number of MoE layers is "
             "known, unless another one passes num_moe_layers to track_moe_metrics",
         ),
-        second_reading="what divides the losses in 0.16.1, 0.19.0 and main; its program; doctor under its flags and "
-        "just outside",
+        second_reading="the trainer's count of MoE layers and what it divides in 0.16.1, 0.18.2, 0.19.0 and main; its "
+        "program; doctor under its flags and just outside",
     ),
     Defect(
         "ML-6748b",
-        "The repeated MTP layer of a hybrid model trains with its auxiliary loss once for each pass, not once",
+        "The auxiliary loss of the repeated MTP layer of a hybrid model has a gradient that is --mtp-num-layers times "
+        "too large, because the layer trains with the whole of it once for each pass",
         severity=3,
         signs=_DIVIDES_BY_LAYERS,
         fixed_by=Sign("megatron.core.transformer.transformer_config:TransformerConfig", lacks="mtp_use_repeated_layer"),
@@ -83,7 +84,8 @@ DEFECTS = (
         state="fixed on main",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
-        second_reading="routers of 0.18.2; its program on 0.18.2; cases of its predicate",
+        second_reading="routers and hybrid layers of 0.17.1, 0.18.2, 0.19.0 and main; its program on 0.18.2; cases of "
+        "its predicate",
     ),
     Defect(
         "ML-6748c",
@@ -97,7 +99,7 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#6748",),
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
-        second_reading="cases of its predicate; what divides the losses in main",
+        second_reading="routers of 0.19.0 and main, and what divides the losses there; cases of its predicate",
     ),
     Defect(
         id="ML-3401",
@@ -117,11 +119,12 @@ DEFECTS = (
         only_if="a pipeline stage has no MoE layer",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the source of 0.16.1",
+        second_reading="what the losses are summed in on stages with and without experts in 0.16.1 and 0.17.1; the "
+        "trainer's call of 0.16.1",
     ),
     Defect(
         "ML-7404",
-        "Routes of the main model cannot be replayed, because the routers of MTP layers are counted with its own; "
+        "Routes of the main model cannot be replayed, because the list of routers has those of MTP layers as well; "
         "recorded routes have None for MTP layers that did not run",
         kind="crash",
         severity=3,

@@ -31,8 +31,8 @@ def _splits_sequence(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-5047",
-        effect="The gradients of the MoE auxiliary losses and of the z loss are divided by TP x CP once too often, so "
-        "experts are balanced less than the coefficients ask for",
+        effect="The gradients of the MoE auxiliary losses and of the z loss are TP x CP times too small, so experts "
+        "are balanced less than the coefficients ask for",
         severity=4,
         signs=Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),
         affects=lambda run: (
@@ -47,8 +47,8 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="weight-moe-losses-by-token",
-        second_reading="routers of 0.18.2 and 0.19.0; its program; doctor under its flags and just outside; the "
-        "wrappers of its patch",
+        second_reading="routers of 0.16.1, 0.18.2, 0.19.0 and main; its program; doctor of 0.17.1, 0.18.2 and 0.19.2 "
+        "under its flags and just outside; the wrappers of its patch",
     ),
     Defect(
         id="ML-7481",
@@ -71,18 +71,19 @@ DEFECTS = (
             and (_splits_sequence(run) or (has_aux_loss(run, "global_aux_loss") and data_parallel(run) > 1))
         ),
         when="--calculate-per-token-loss with --moe-aux-loss-coeff and --tensor-model-parallel-size or "
-        "--context-parallel-size > 1",
+        "--context-parallel-size > 1, or with global_aux_loss and data parallelism",
         only_if="the model gets a padding mask, which Megatron's trainer does not give it",
         more_links=("NVIDIA/Megatron-LM#7452",),
         state="open",
         evidence="reproduced",
         patch="count-moe-tokens-once",
-        second_reading="routers of 0.18.2 and 0.19.0; its program on 0.19.2; the wrapper of its patch",
+        second_reading="routers and the counts of tokens of 0.18.2, 0.19.0 and main; its program on 0.19.2; the "
+        "wrapper of its patch",
     ),
     Defect(
         id="ML-5007",
-        effect="The gradient of global_aux_loss is divided by the data-parallel size once too often, so the same "
-        "coefficient balances experts less the more replicas there are",
+        effect="The gradient of global_aux_loss is too small by the data-parallel size, so the same coefficient "
+        "balances experts less the more replicas there are",
         severity=4,
         signs=Sign(
             f"{_ROUTER}._apply_global_aux_loss",
@@ -97,13 +98,13 @@ DEFECTS = (
         evidence="reproduced",
         patch="sum-global-aux-loss-over-replicas",
         setting="moe_global_aux_loss_over_data_parallel",
-        second_reading="routers of 0.18.2 and 0.19.0; its program; doctor under its flags and just outside; the "
-        "wrapper of its patch",
+        second_reading="routers of 0.16.1, 0.18.2, 0.19.0 and main; its program; doctor under its flags and just "
+        "outside; the wrapper of its patch",
     ),
     Defect(
         id="ML-5798",
-        effect="The gradient of seq_aux_loss is divided by the micro batch size once too often, so experts are "
-        "balanced less than the coefficient asks for",
+        effect="The gradient of seq_aux_loss is too small by the micro batch size, so experts are balanced less than "
+        "the coefficient asks for",
         severity=4,
         signs=Sign(
             f"{_ROUTER}._apply_seq_aux_loss", has=", valid_token_count=local_num_tokens", lacks="local_num_tokens * bsz"
@@ -116,23 +117,24 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="weight-moe-losses-by-token",
-        second_reading="routers of 0.18.2 and 0.19.0; its program; doctor under its flags and just outside; the "
-        "wrappers of its patch",
+        second_reading="routers of 0.16.1, 0.18.2, 0.19.0 and main; its program; doctor of 0.17.1, 0.18.2 and 0.19.2 "
+        "under its flags and just outside; the wrappers of its patch",
     ),
     Defect(
         id="z-loss-of-each-rank",
-        effect="The z-loss of a padded sequence is the mean of the means of the ranks that share the sequence, so "
-        "tokens count more on a rank with more padding",
+        effect="The z loss of a padded sequence is the mean of the means of the ranks that share the sequence, so a "
+        "token counts more on a rank with more padding",
         severity=2,
         signs=Sign(_Z_LOSS_FUNC, has="num_valid_tokens = valid_mask.sum()"),
         affects=lambda run: (
             may_mask_padding(run) and has_z_loss(run) and _splits_sequence(run) and not run.calculate_per_token_loss
         ),
-        when="--moe-z-loss-coeff without --calculate-per-token-loss, with sequence or context parallelism",
+        when="--moe-z-loss-coeff with --tensor-model-parallel-size or --context-parallel-size > 1, without "
+        "--calculate-per-token-loss",
         only_if="the model gets a padding mask, which Megatron's trainer does not give it",
-        instead="use --calculate-per-token-loss",
+        instead="use --calculate-per-token-loss, before 0.19 with the patch weight-moe-losses-by-token",
         evidence="reproduced",
-        second_reading="the source of main; its program on 0.18.2",
+        second_reading="the z loss of 0.16.1, 0.18.2 and main, with and without loss per token; its program on 0.18.2",
     ),
     Defect(
         id="z-loss-of-repeated-layer",
@@ -147,6 +149,7 @@ DEFECTS = (
         when="--moe-z-loss-coeff with --mtp-use-repeated-layer and --mtp-num-layers > 1",
         only_if="the MTP layer has experts",
         evidence="reproduced",
+        second_reading="routers of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-7213",
@@ -161,15 +164,20 @@ DEFECTS = (
                 ", total_num_tokens=total_num_tokens",
             ),
         ),
-        affects=lambda run: has_aux_loss(run, "global_aux_loss") and microbatches(run) > 1,
-        when="--moe-router-load-balancing-type global_aux_loss with more than one microbatch",
+        affects=lambda run: (  # Megatron's trainer gives all microbatches --seq-length tokens a sample
+            has_aux_loss(run, "global_aux_loss")
+            and microbatches(run) > 1
+            and (may_mask_padding(run) or run.hybrid_context_parallel)
+        ),
+        when="--moe-router-load-balancing-type global_aux_loss with more than one microbatch, in other trainers than "
+        "Megatron's or with --hybrid-context-parallel",
         only_if="the microbatches have different numbers of tokens, because of a padding mask or of packed sequences",
         more_links=("NVIDIA/Megatron-LM#7214",),
         state="open",
         evidence="reproduced",
         patch="count-tokens-of-all-microbatches",
-        second_reading="routers of 0.18.2 and 0.19.0; its program; doctor under its flags and just outside; the "
-        "wrapper of its patch; the thread of #7213",
+        second_reading="routers of 0.16.1, 0.18.2 and 0.19.0; what microbatches of Megatron's trainer have; its "
+        "program; doctor under its flags and just outside; the wrapper of its patch; the thread of #7213",
     ),
     Defect(
         id="ML-5696",
@@ -190,7 +198,7 @@ DEFECTS = (
         instead="use --micro-batch-size 1",
         introduced_by=("NVIDIA/Megatron-LM#5696",),
         evidence="read",
-        second_reading="the source of 0.19.0",
+        second_reading="layers, packs and pretrain_gpt.py of 0.19.0 and main",
     ),
     Defect(
         id="ML-6115",
@@ -206,7 +214,8 @@ DEFECTS = (
         only_if="several sequences are packed into one sample",
         state="open",
         evidence="read",
-        second_reading="the source of 0.18.2; doctor under its flags",
+        second_reading="routers of 0.16.1, 0.18.2 and 0.19.0, and the layers of 0.19.0 that undo packs of samples; "
+        "doctor under its flags",
     ),
     Defect(
         id="ML-3199",
@@ -218,11 +227,11 @@ DEFECTS = (
         when="--moe-z-loss-coeff with --tensor-model-parallel-size or --context-parallel-size > 1",
         state="fixed in 0.19.0",
         evidence="read",
-        second_reading="sources of 0.16.1 to main; doctor under its flags",
+        second_reading="routers and reductions of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main; doctor under its flags",
     ),
     Defect(
         id="ML-3199b",
-        effect="The logged z loss is that of one data-parallel rank, not the mean over all of them",
+        effect="The logged z loss is that of the logging rank's samples, not the mean over data-parallel ranks",
         kind="wrong log",
         severity=1,
         signs=Sign(
@@ -237,6 +246,6 @@ DEFECTS = (
         when="--moe-z-loss-coeff with data parallelism",
         state="fixed in 0.18.0",
         evidence="read",
-        second_reading="sources of 0.17.1 and 0.18.2",
+        second_reading="routers and reductions of 0.16.1, 0.17.1 and 0.18.2",
     ),
 )

@@ -48,15 +48,16 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
         seen_by="norm",
-        second_reading="linear layers of experts of 0.16.1 to 0.19.0 and of TransformerEngine 2.16; the commit of "
-        "#5916; its program; doctor under its flags and just outside",
+        second_reading="linear layers of experts of 0.16.1 to 0.19.0 and of TransformerEngine 2.12, 2.14 and 2.16; the "
+        "commit of #5916; its program; doctor of 0.17.1, 0.18.2 and 0.19.2 under its flags and just outside",
     ),
     Defect(
         "ML-5916b",
-        "The gradient norm leaves out the biases of the experts of all tensor-parallel ranks but the first",
+        "The gradient norm leaves out the biases of the experts of all tensor-parallel ranks but the first (with "
+        "--transformer-impl local those of their second layers), so gradients are clipped too little",
         severity=3,
         signs=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),
-        affects=lambda run: _has_biases(run) and run.transformer_impl != "local",
+        affects=_has_biases,
         when="--num-experts with biases, --tensor-model-parallel-size > 1, --expert-tensor-parallel-size 1 and "
         "--expert-model-parallel-size > 1",
         state="fixed in 0.19.0",
@@ -64,20 +65,22 @@ DEFECTS = (
         instead="--disable-bias-linear",
         patch="count-experts-in-grad-norm",
         seen_by="norm",
-        second_reading="linear layers of experts of 0.16.1 to 0.19.0 and of TransformerEngine 2.16; the commit of "
-        "#5916; its program; doctor under its flags and just outside",
+        second_reading="linear layers of experts of 0.16.1 to 0.19.0, those of Megatron as well, and of "
+        "TransformerEngine 2.16; the commit of #5916; its program on 0.18.2 and 0.19.2, with local experts, too; "
+        "doctor of 0.17.1 and 0.18.2 under its flags and just outside",
     ),
     Defect(
         "ML-6099",
         "The gradient norm of dist_muon leaves out the biases of the experts of all tensor-parallel ranks but the "
-        "first",
+        "first, so gradients are clipped too little",
         severity=3,
         signs=Sign(
             "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__", lacks="'expt_tp'"
         ),
         fixed_by=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),  # where ML-5916b says it of all optimizers
         affects=lambda run: _has_biases(run) and is_layer_wise(run),
-        when="--optimizer dist_muon with --num-experts, biases, --tensor-model-parallel-size > 1, "
+        when="--optimizer dist_muon (or another layer-wise one) with --num-experts, biases, "
+        "--tensor-model-parallel-size > 1, "
         "--expert-tensor-parallel-size 1 and --expert-model-parallel-size > 1",
         state="fixed on main",
         evidence="reproduced",
@@ -102,7 +105,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
         seen_by="copies",
-        second_reading="linear layers of experts of 0.16.1 to 0.19.0; the commit of #5916; its program; doctor "
-        "under its flags and just outside; the wrappers of its patch",
+        second_reading="linear layers of experts of 0.16.1 to 0.19.0, those of Megatron as well; the commit of #5916; "
+        "its program; doctor of 0.17.1, 0.18.2 and 0.19.2 under its flags and just outside; the wrappers of its patch",
     ),
 )

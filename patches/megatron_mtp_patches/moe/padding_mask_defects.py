@@ -125,11 +125,12 @@ DEFECTS = (
             has="self._get_embeddings(",
             lacks="padding_mask",
         ),
-        affects=lambda run: _reads_mask(run) and run.mtp_num_layers,
-        when=f"--mtp-num-layers with {_READS_MASK}",
+        affects=lambda run: _reads_mask(run) and run.mtp_num_layers and not layers_of_hybrid(run),
+        when=f"--mtp-num-layers in a GPT with {_READS_MASK}",
         only_if=_HAS_MASK,
         state="fixed in 0.18.0",
         evidence="read",
-        second_reading="sources of 0.17.1 and 0.18.2",
+        second_reading="MTP layers of 0.16.1, 0.17.1 and 0.18.2, and the call of the mask in GPTs (fixed) and hybrid "
+        "models (not)",
     ),
 )

@@ -10,9 +10,9 @@ PATCH = Patch(
     summary="Choose experts by scores in fp32",
     upstream=(PullRequest(3673, native_since="0.18.0"), PullRequest(2765, native_since="0.17.0")),
     problem="With bf16 or fp16 and no `--moe-router-dtype`, routers of 0.16 and 0.17 round the sigmoid of the logits, "
-    "or their softmax with `--moe-router-pre-softmax`, to 16 bits before they choose. Experts with almost the same "
-    "score are then chosen by their index, and small changes of the expert bias have no effect. On 0.16.1 the "
-    "auxiliary losses take the sigmoid in 16 bits as well.",
+    "or their softmax with `--moe-router-pre-softmax`, to 16 bits before they choose. Among experts with almost the "
+    "same score the expert bias then decides, or their order without one, and not the score. On 0.16.1 the auxiliary "
+    "losses take the sigmoid in 16 bits as well.",
     adds=("Scores are computed, compared and normalized in fp32. Probabilities have the dtype that they had.",),
     numerics="With a sigmoid or `--moe-router-pre-softmax`, and logits of 16 bits: which experts tokens choose, and "
     "the last bit of their probabilities. A checkpoint's expert bias was trained with rounded scores and adapts.",
