@@ -38,6 +38,18 @@ LAYER_WISE = {"log_params_norm": True, "optimizer": "dist_muon", "bf16": True, "
 CLAMPED = {"swiglu": True, "activation_func_clamp_value": 7.0, "bias_swiglu_fusion": True}
 SAVED = {"save": "x", "dist_ckpt_optim_fully_reshardable": True, "use_distributed_optimizer": True}
 SAVED_IN_BUCKETS = {**SAVED, "overlap_grad_reduce": True}
+PACKED_OVER_TP = {"sft": True, "tensor_model_parallel_size": 2}
+VLM = {"freeze_LM": True, **ROPE}
+GRAPHS_OF_ROUTERS = {
+    "num_experts": 4,
+    "cuda_graph_impl": "local",
+    "cuda_graph_scope": ["moe_router"],
+    "moe_token_dispatcher_type": "alltoall",
+}
+GLOBAL_AUX_LOSS = {**AUX_LOSS, "moe_router_load_balancing_type": "global_aux_loss"}
+MANY_MICROBATCHES = {**GLOBAL_AUX_LOSS, "global_batch_size": 4, "micro_batch_size": 1}
+OF_MEGATRONS_TRAINER = {"yaml_cfg": None}
+HYBRID_CP = {**MANY_MICROBATCHES, **OF_MEGATRONS_TRAINER, "hybrid_context_parallel": True}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +79,7 @@ SAVED_IN_BUCKETS = {**SAVED, "overlap_grad_reduce": True}
         ("ML-5916", WHOLE, False),
         ("ML-5916b", DEALT_OUT, True),
         ("ML-5916b", WHOLE, False),
+        ("ML-5916b", {**DEALT_OUT, "transformer_impl": "local"}, True),  # its row-parallel biases
         ("ML-6099", {**DEALT_OUT, "optimizer": "dist_muon"}, True),
         ("ML-6099", {**WHOLE, "optimizer": "dist_muon"}, False),
     ],
@@ -110,6 +123,15 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-5077", SAVED_IN_BUCKETS, {"overlap_grad_reduce": False}),
         ("ML-5077", {**SAVED, **STAGES}, {"mtp_num_layers": None}),
         ("ML-5077", {**SAVED, **STAGES}, {"pipeline_model_parallel_size": 1}),
+        ("ML-6306", ROPE, {"freeze_LM": True}),
+        ("ML-6586", VLM, {"position_embedding_type": "learned_absolute"}),
+        ("ML-3268", PACKED_OVER_TP, {"hybrid_context_parallel": True}),
+        ("ML-3373", GRAPHS_OF_ROUTERS, {"moe_token_dispatcher_type": "allgather"}),
+        ("ML-3373", GRAPHS_OF_ROUTERS, {"moe_pad_expert_input_to_capacity": True}),
+        ("ML-7213", MANY_MICROBATCHES, OF_MEGATRONS_TRAINER),
+        ("ML-7213", HYBRID_CP, {"micro_batch_size": 4}),
+        ("ML-3388", {"full_validation": True, "multiple_validation_sets": True}, {"multiple_validation_sets": False}),
+        ("mtp-heads-without-padding-mask", {**HEADS, **AUX_LOSS}, {"hybrid_layer_pattern": "M*E/ME"}),
     ],
 )
 def test_one_setting_takes_a_run_out(id, affected, more):

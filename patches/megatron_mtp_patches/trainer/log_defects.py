@@ -20,18 +20,19 @@ def _keeps_main_params_inside(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-3388",
-        effect="The validation loss leaves out the last samples, and validation hangs if data-parallel ranks have "
-        "different numbers of batches",
+        effect="The validation loss of each set leaves out the last samples that do not fill a micro batch on every "
+        "data-parallel rank, and validation hangs on a set that has no others",
         kind="wrong log",
-        severity=2,
+        severity=3,
         signs=Sign(
             "megatron.training.datasets.data_samplers:", has="full_validation", lacks="MegatronFullValidationSampler"
         ),
-        affects=lambda run: run.full_validation,
-        when="--full-validation",
+        affects=lambda run: run.full_validation and run.multiple_validation_sets,  # of one set it ends in an error
+        when="--full-validation with --multiple-validation-sets",
         state="fixed in 0.18.0",
-        evidence="reported",
-        second_reading="the fixing commit",
+        evidence="read",
+        second_reading="samplers, iterators and validation of 0.16.1, 0.17.1 and 0.18.2; the commit of #3388; a run of "
+        "0.17.1 with one set",
     ),
     Defect(
         id="ML-3564",
@@ -44,7 +45,7 @@ DEFECTS = (
         only_if="a microbatch has no token that counts",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the fixing commit; source of 0.16.1",
+        second_reading="the validation of 0.16.1 and 0.17.1; the commit of #3564",
     ),
     Defect(
         id="ML-4015",
@@ -59,7 +60,7 @@ DEFECTS = (
         when="--log-num-zeros-in-grad",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="the count of 0.16.1 and 0.17.1; the commit of #4015",
     ),
     Defect(
         id="ML-6238",
@@ -82,7 +83,8 @@ DEFECTS = (
         state="fixed after main of 2026-08-22",
         evidence="reproduced",
         patch="log-first-step-once",
-        second_reading="the issue and the pull requests; its program",
+        second_reading="the log of 0.16.1, 0.18.2 and main; the issue and the pull requests; its program; doctor under "
+        "its flags",
     ),
     Defect(
         id="ML-1555",
@@ -95,7 +97,7 @@ DEFECTS = (
         only_if="a loss is exactly 0",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="the log of 0.16.1 and 0.17.1; the commit of #1555",
     ),
     Defect(
         id="weight-norm-before-gather",
@@ -111,11 +113,12 @@ DEFECTS = (
             and not run.use_megatron_fsdp
             and data_parallel(run) * context_parallel(run) > 1
         ),
-        when="--log-params-norm with --overlap-param-gather and data or context parallelism, and --optimizer dist_muon "
-        "or --use-distributed-optimizer without --bf16",
+        when="--log-params-norm with --overlap-param-gather and data or context parallelism, and --optimizer "
+        "dist_muon, muon with --use-distributed-optimizer, or --use-distributed-optimizer without --bf16",
         instead="leave out --overlap-param-gather",
         evidence="reproduced",
-        second_reading="source of 0.19.0; its program",
+        second_reading="the norm of 0.16.1, 0.18.2 and 0.19.0, and what validate_args of these makes of muon; its "
+        "program; doctor of 0.17.1 and 0.19.2 under its flags",
     ),
     Defect(
         id="weight-norm-of-precision-aware-optimizer",
@@ -134,6 +137,7 @@ DEFECTS = (
         when="--log-params-norm with --bf16 and --use-precision-aware-optimizer, and --fp8-recipe delayed (the "
         "default), --main-params-dtype fp16 or --optimizer-cpu-offload",
         evidence="reproduced",
-        second_reading="source of 0.19.0; its program",
+        second_reading="the norm and the optimizer of 0.16.1 and 0.19.0; its program; doctor of 0.17.1, 0.18.2 and "
+        "0.19.2 under its flags and just outside",
     ),
 )
