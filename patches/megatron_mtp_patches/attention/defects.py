@@ -208,6 +208,7 @@ DEFECTS = (
         ),
         affects=lambda run: run.transformer_impl == "local" and is_vlm(run),
         when="pretrain_vlm.py with --transformer-impl local",
+        only_if="the script is pretrain_vlm.py, and not another one with its flags",
         instead="--transformer-impl transformer_engine",
         state="fixed in 0.18.0",
         evidence="read",

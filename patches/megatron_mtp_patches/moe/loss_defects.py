@@ -82,8 +82,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-5007",
-        effect="The gradient of global_aux_loss is too small by the data-parallel size, so the same coefficient "
-        "balances experts less the more replicas there are",
+        effect="The gradient of global_aux_loss is as many times too small as there are data-parallel ranks, so the "
+        "same coefficient balances experts less the more replicas there are",
         severity=4,
         signs=Sign(
             f"{_ROUTER}._apply_global_aux_loss",
@@ -103,7 +103,7 @@ DEFECTS = (
     ),
     Defect(
         id="ML-5798",
-        effect="The gradient of seq_aux_loss is too small by the micro batch size, so experts are balanced less than "
+        effect="The gradient of seq_aux_loss is --micro-batch-size times too small, so experts are balanced less than "
         "the coefficient asks for",
         severity=4,
         signs=Sign(

@@ -31,8 +31,8 @@ DEFECTS = (
         when="--full-validation with --multiple-validation-sets",
         state="fixed in 0.18.0",
         evidence="read",
-        second_reading="samplers, iterators and validation of 0.16.1, 0.17.1 and 0.18.2; the commit of #3388; a run of "
-        "0.17.1 with one set",
+        second_reading="samplers, iterators and validation of 0.16.1, 0.17.1 and 0.18.2; the commit of #3388; runs of "
+        "0.17.1 with one set, with two, and with one that is smaller than a micro batch",
     ),
     Defect(
         id="ML-3564",
