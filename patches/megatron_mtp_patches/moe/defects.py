@@ -177,10 +177,11 @@ DEFECTS = (
         ),
         affects=lambda run: run.num_experts and run.moe_latent_size and not (run.load or run.pretrained_checkpoint),
         when="--moe-latent-size in a run that starts from new weights",
+        more_links=("NVIDIA/Megatron-LM#5225",),
         state="open",
         evidence="read",
         second_reading="grouped and sequential experts, latent projections and scaled initializations of 0.16.1 and "
-        "main; doctor under its flags and just outside",
+        "main; the threads of #5225 and #6278; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-5761",
@@ -189,9 +190,11 @@ DEFECTS = (
         signs=Sign("megatron.core.pipeline_parallel.combined_1f1b:", has="with context_manager and outer_fp8_context:"),
         affects=lambda run: run.enable_autocast and run.overlap_moe_expert_parallel_comm,
         when="enable_autocast with overlap_moe_expert_parallel_comm",
-        state="open",
+        more_links=("NVIDIA/Megatron-LM#5760",),
+        state="fixed after main of 2026-08-22",
         evidence="read",
-        second_reading="the combined schedule of 0.16.1 and main",
+        second_reading="the combined schedule of 0.16.1 and main; the threads of #5760 and #5761 (merged, and not in "
+        "main)",
     ),
     Defect(
         id="ML-3164",

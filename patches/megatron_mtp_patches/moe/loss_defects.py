@@ -149,7 +149,8 @@ DEFECTS = (
         when="--moe-z-loss-coeff with --mtp-use-repeated-layer and --mtp-num-layers > 1",
         only_if="the MTP layer has experts",
         evidence="reproduced",
-        second_reading="routers of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main; doctor under its flags and just outside",
+        second_reading="routers of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main; its program on 0.18.2; a run with its "
+        "flags",
     ),
     Defect(
         id="ML-7213",

@@ -116,9 +116,12 @@ DEFECTS = (
         when="--log-params-norm with --overlap-param-gather and data or context parallelism, and --optimizer "
         "dist_muon, muon with --use-distributed-optimizer, or --use-distributed-optimizer without --bf16",
         instead="leave out --overlap-param-gather",
+        more_links=("NVIDIA/Megatron-LM#7131", "NVIDIA/Megatron-LM#7132"),
+        state="open",
         evidence="reproduced",
         second_reading="the norm of 0.16.1, 0.18.2 and 0.19.0, and what validate_args of these makes of muon; its "
-        "program; doctor of 0.17.1 and 0.19.2 under its flags",
+        "program; the threads of #7131 and #7132 (of layer-wise optimizers); doctor of 0.17.1 and 0.19.2 under its "
+        "flags",
     ),
     Defect(
         id="weight-norm-of-precision-aware-optimizer",
