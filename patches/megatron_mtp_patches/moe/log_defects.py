@@ -97,9 +97,12 @@ DEFECTS = (
         when="--hybrid-layer-pattern whose MTP part has its last E at a place beyond --mtp-num-layers, as M*E/*E, with "
         "--moe-aux-loss-coeff or --moe-z-loss-coeff",
         introduced_by=("NVIDIA/Megatron-LM#6748",),
+        more_links=("NVIDIA/Megatron-LM#7319",),
+        state="open",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
-        second_reading="routers of 0.19.0 and main, and what divides the losses there; cases of its predicate",
+        second_reading="routers of 0.19.0 and main, and what divides the losses there; the thread of #7319 (closed, "
+        "not merged); cases of its predicate",
     ),
     Defect(
         id="ML-3401",

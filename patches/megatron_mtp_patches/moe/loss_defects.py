@@ -148,9 +148,11 @@ DEFECTS = (
         affects=lambda run: has_z_loss(run) and repeats_a_head(run),
         when="--moe-z-loss-coeff with --mtp-use-repeated-layer and --mtp-num-layers > 1",
         only_if="the MTP layer has experts",
+        more_links=("NVIDIA/Megatron-LM#6748",),
+        state="open",
         evidence="reproduced",
-        second_reading="routers of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main; its program on 0.18.2; a run with its "
-        "flags",
+        second_reading="routers of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main; its program on 0.18.2; the text of #6748, "
+        "which names it and leaves it",
     ),
     Defect(
         id="ML-7213",
