@@ -35,6 +35,11 @@ DETACHED = {
 }
 OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "use_distributed_optimizer": True}
 LAYER_WISE = {"log_params_norm": True, "optimizer": "dist_muon", "bf16": True, "data_parallel_size": 2}
+PER_TOKEN_INDEXER = {
+    "experimental_attention_variant": "dsa",
+    "dsa_indexer_loss_coeff": 0.1,
+    "calculate_per_token_loss": True,
+}
 CLAMPED = {"swiglu": True, "activation_func_clamp_value": 7.0, "bias_swiglu_fusion": True}
 SAVED = {"save": "x", "dist_ckpt_optim_fully_reshardable": True, "use_distributed_optimizer": True}
 SAVED_IN_BUCKETS = {**SAVED, "overlap_grad_reduce": True}
@@ -116,6 +121,9 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("detached-overlap", {**DETACHED, "overlap_moe_expert_parallel_comm": True}, {"mtp_num_layers": None}),
         ("detached-embedding", DETACHED, {"use_distributed_optimizer": True}),
         ("detached-embedding", DETACHED, {"untie_embeddings_and_output_weights": False}),  # it computes the logits, too
+        ("ML-7174", {"full_validation": True, "yaml_cfg": None}, {"multiple_validation_sets": True}),
+        ("indexer-loss-per-token", PER_TOKEN_INDEXER, {"calculate_per_token_loss": False}),
+        ("hybrid-mtp-without-padding-mask", {**HYBRID, **AUX_LOSS}, OF_MEGATRONS_TRAINER),
         ("ML-5940", CLAMPED, {"bias_swiglu_fusion": False}),
         ("ML-5940", CLAMPED, {"swiglu": False}),
         ("ML-6682", {"sft": True, "sft_tokenizer_prompt_format": "identity"}, {"sft": False}),

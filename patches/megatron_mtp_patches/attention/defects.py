@@ -16,6 +16,7 @@ from ..defects.conditions import (
 from ..defects.declare import Defect, Sign
 
 _SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
+_DSA = "megatron.core.transformer.experimental_attention_variant.dsa"
 _MLA = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors"
 # 0.16 and 0.17 have the layers of sparse attention, and no model with them: building one ends in a ValueError.
 _BUILDS_NO_SPARSE_ATTENTION = Sign(f"{_SPECS}:get_experimental_attention_variant_module_spec", lacks="'dsa'")
@@ -276,5 +277,19 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         second_reading="the source of 0.16.1; the commit of #3575; its program on 0.16.1; doctor under its flags",
+    ),
+    Defect(
+        id="indexer-loss-per-token",
+        effect="The loss of the sparse attention's indexer is a mean over tokens, which is divided by the number of "
+        "tokens of the step once more, so the indexer hardly learns from it",
+        severity=3,
+        signs=Sign(f"{_DSA}:compute_dsa_indexer_loss", has="indexer_loss = kl_div * loss_coeff", lacks="per_token"),
+        fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
+        affects=lambda run: _has_sparse_attention(run) and run.dsa_indexer_loss_coeff and run.calculate_per_token_loss,
+        when="--experimental-attention-variant dsa, or D layers of a hybrid model, with --dsa-indexer-loss-coeff and "
+        "--calculate-per-token-loss",
+        instead="leave out --calculate-per-token-loss",
+        state="fixed in 0.19.0",
+        evidence="read",
     ),
 )

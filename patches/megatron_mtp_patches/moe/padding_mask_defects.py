@@ -133,4 +133,20 @@ DEFECTS = (
         second_reading="MTP layers of 0.16.1, 0.17.1 and 0.18.2, and the call of the mask in GPTs (fixed) and hybrid "
         "models (not)",
     ),
+    Defect(
+        id="hybrid-mtp-without-padding-mask",
+        effect="The routers of a hybrid model's MTP layers count padding in their losses and in the load of experts",
+        severity=2,
+        signs=tuple(
+            Sign(
+                f"megatron.core.models.{model}.forward",
+                has="packed_seq_params=packed_seq_params, embedding=self.embedding",  # and no padding_mask between
+            )
+            for model in ("hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
+        ),
+        affects=lambda run: _reads_mask(run) and layers_of_hybrid(run) and run.mtp_num_layers,
+        when=f"--mtp-num-layers in a hybrid model with {_READS_MASK}",
+        only_if=_HAS_MASK,
+        evidence="read",
+    ),
 )

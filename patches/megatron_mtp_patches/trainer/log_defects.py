@@ -143,4 +143,20 @@ DEFECTS = (
         second_reading="the norm and the optimizer of 0.16.1 and 0.19.0; its program; doctor of 0.17.1, 0.18.2 and "
         "0.19.2 under its flags and just outside",
     ),
+    Defect(
+        id="ML-7174",
+        effect="The first validation ends in a TypeError, because the number of its steps is broadcast as a number and "
+        "read as a list",
+        kind="crash",
+        severity=3,
+        signs=Sign(
+            "megatron.training.training:evaluate_and_print_results",
+            has="eval_iters = torch.tensor(args.eval_iters, dtype=torch.long, device='cuda')",
+        ),
+        affects=lambda run: run.full_validation and not run.multiple_validation_sets and run.is_of_megatron_trainer,
+        when="--full-validation without --multiple-validation-sets",
+        instead="add --multiple-validation-sets, or leave out --full-validation",
+        state="open",
+        evidence="reproduced",
+    ),
 )
