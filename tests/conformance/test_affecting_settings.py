@@ -12,6 +12,7 @@ pytestmark = pytest.mark.forked("python")
 PARSED = {"yaml_cfg": None}  # by Megatron's own parser, so its own trainer trains
 REPEATED = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}
 GRAPHS = {"cuda_graph_impl": "local"}
+OVERLAPPED = {"overlap_grad_reduce": True}
 PACKED = {"sft": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 SHARDED = {"gtp_weight_remat_size": 2, "num_experts": 4}  # weights over more ranks than their product
 FSDP_TIED = {"use_megatron_fsdp": True, "untie_embeddings_and_output_weights": False}
@@ -93,10 +94,9 @@ FUSED_EXPERTS = {
         ("ML-4103", {**PACKED, "virtual_pipeline_model_parallel_size": 2}, False),
         ("ML-4103b", PACKED, False),
         ("ML-4103b", {**PACKED, "pipeline_model_parallel_size": 4}, True),
-        ("ML-4410", {"ddp_reduce_scatter_with_fp32_accumulation": True, "fp8_param_gather": True}, True),
+        ("ML-4410", {**OVERLAPPED, "ddp_reduce_scatter_with_fp32_accumulation": True, "fp8_param_gather": True}, True),
         # that of DistributedDataParallelConfig
-        ("ML-4410", {"reduce_scatter_with_fp32_accumulation": True, "fp8_param_gather": True}, True),
-        ("ML-4410", {"ddp_reduce_scatter_with_fp32_accumulation": True}, False),
+        ("ML-4410", {**OVERLAPPED, "reduce_scatter_with_fp32_accumulation": True, "fp4_param_gather": True}, True),
         ("ML-6278", {"num_experts": 4, "moe_latent_size": 8}, True),
         ("ML-6278", {"num_experts": 4, "moe_latent_size": 8, "pretrained_checkpoint": "x"}, False),
         ("ML-6080", SHARDED, True),
@@ -235,7 +235,7 @@ def test_which_settings_decide(find_affecting, id, run, is_affected):
 
 @pytest.mark.parametrize("version, is_affected", [("2.17.1", True), ("2.18.0", False)])
 def test_the_fused_cross_entropy_depends_on_transformer_engine(find_affecting, version, is_affected):
-    run = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
+    run = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te", "bf16": True}
     assert ("ML-5115" in find_affecting(run, te=version)) is is_affected
 
 

@@ -86,6 +86,13 @@ def recomputes_heads(run: Any) -> bool:
     return bool(run.mtp_num_layers and run.recompute_granularity == "full" and run.recompute_method != "block")
 
 
+def recomputes_weights(run: Any) -> bool:
+    """True if parts of layers that have weights run again in backward; core_attn and moe_act have none."""
+    modules = run.recompute_modules or ["core_attn"]
+    is_part = run.recompute_granularity == "selective" and not {"core_attn", "moe_act"}.issuperset(modules)
+    return run.recompute_granularity == "full" or is_part
+
+
 def repeats_a_head(run: Any) -> bool:
     """True if one MTP head runs for several depths."""
     return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)

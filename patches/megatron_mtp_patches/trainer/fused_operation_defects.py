@@ -1,15 +1,26 @@
 """Defects of fused operations, most of them TransformerEngine's, that replace Megatron's layers."""
 
-from ..defects.conditions import expert_tensor_parallel, tensor_parallel
+from __future__ import annotations
+
+from typing import Any
+
+from ..defects.conditions import expert_tensor_parallel, is_hybrid, layers_of_hybrid, tensor_parallel
 from ..defects.declare import Defect, Sign
 
 _TE = "megatron.core.extensions.transformer_engine"
 _FUSED_MLA = "megatron.core.transformer.multi_latent_attention:FusedMLASelfAttention"
+_IN_GPT = "--mla-down-proj-fusion in a GPT with --transformer-impl transformer_engine"
+
+
+def _fuses_down_projection(run: Any) -> bool:
+    """True if MLA has one down projection; up to 0.18 hybrid models do not read the setting."""
+    return bool(run.mla_down_proj_fusion and run.transformer_impl != "local" and not layers_of_hybrid(run))
+
 
 DEFECTS = (
     Defect(
         id="ML-5850",
-        effect="The bias of each expert's second layer is not multiplied by the router's probability",
+        effect="Each expert adds the bias of its second layer in full, not multiplied by the router's probability",
         severity=3,
         signs=Sign("megatron.core.transformer.moe.experts:TEGroupedMLP._is_fused_impl_supported", lacks="scale_bias"),
         affects=lambda run: (
@@ -21,52 +32,69 @@ DEFECTS = (
             and run.transformer_engine >= (2, 14)
         ),
         when="--use-transformer-engine-op-fuser with --num-experts and --moe-grouped-gemm, without "
-        "--disable-bias-linear, and TransformerEngine 2.14 or newer",
+        "--disable-bias-linear, with --expert-tensor-parallel-size 1 and TransformerEngine 2.14 or newer (Megatron "
+        "refuses others)",
         only_if="the activation is one that TransformerEngine fuses (SwiGLU, quick GEGLU or squared ReLU)",
         instead="leave out --use-transformer-engine-op-fuser",
         state="fixed in 0.19.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="experts of 0.17.1, which has no such flag, of 0.18.2 and of 0.19.0; what 0.18.2 refuses; "
+        "doctor under its flags and just outside",
     ),
     Defect(
         id="ML-6132",
-        effect="A dense MLP computes with weights whose all-gather may not have ended",
+        effect="A dense MLP computes with weights whose all-gather may not have ended, because it is fused in the "
+        "first step, when the hooks that wait for it are off, and never calls them",
         severity=3,
         signs=Sign(f"{_TE}:TEFusedMLP._register_hooks_on_fused_impl", has="for submodule in self.modules():"),
         affects=lambda run: (
             run.use_transformer_engine_op_fuser
             and run.overlap_param_gather
             and not run.use_megatron_fsdp
-            and not (run.num_experts and run.moe_layer_freq in (None, 1))
+            and not run.num_experts
+            and not is_hybrid(run)
         ),
-        when="--use-transformer-engine-op-fuser with --overlap-param-gather, in a model with dense layers",
+        when="--use-transformer-engine-op-fuser with --overlap-param-gather, in a GPT without --num-experts and "
+        "--use-megatron-fsdp",
         only_if="the gather ends too late (a race) and dense layers are fused, as Megatron's own trainer "
         "does from 0.19 on",
         instead="leave out --use-transformer-engine-op-fuser",
-        more_links=("NVIDIA/Megatron-LM#6654",),
         state="fixed on main",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="fused layers of 0.16.1, 0.19.0 and main; which layers the trainers of 0.18.2 and 0.19.0 fuse; "
+        "the thread of #6132; doctor under its flags",
     ),
     Defect(
         id="ML-5487b",
-        effect="Fused experts keep stale weights of their own beside the grouped one, so a step may train others than "
-        "those that are used",
-        severity=2,
+        effect="The first step ends in a RuntimeError about a main_grad, because TransformerEngine gives the fused "
+        "experts new random weights; with --no-gradient-accumulation-fusion they compute with these, and the "
+        "weights of the model do not train",
+        kind="crash",
+        severity=3,
         signs=Sign(
             "megatron.core.transformer.moe.experts:TEGroupedMLP._make_fused_ops",
             has="fc1_single_grouped_weight",
             lacks="register_grouped_linear_params",
         ),
-        affects=lambda run: run.moe_single_grouped_weight and run.use_transformer_engine_op_fuser,
-        when="moe_single_grouped_weight with --use-transformer-engine-op-fuser",
+        affects=lambda run: (
+            run.moe_single_grouped_weight
+            and run.use_transformer_engine_op_fuser
+            and run.num_experts
+            and run.moe_grouped_gemm
+        ),
+        when="--moe-single-grouped-weight with --use-transformer-engine-op-fuser, --num-experts and --moe-grouped-gemm",
+        only_if="TransformerEngine does not ignore --moe-single-grouped-weight, as newer ones do unless "
+        "NVTE_GROUPED_LINEAR_SINGLE_PARAM=1 is set",
+        instead="leave out --moe-single-grouped-weight",
         state="fixed in 0.19.0",
-        evidence="reported",
+        evidence="read",
+        second_reading="experts of 0.18.2 and 0.19.0; the grouped linear of TransformerEngine 2.17; what 0.18.2 "
+        "refuses; doctor under its flags",
     ),
     Defect(
         id="ML-5999",
         effect="Layers with SiLU compute ReLU",
-        severity=2,
+        severity=3,
         signs=Sign(
             f"{_TE}:TEActivationOp.__new__",
             has="elif config.activation_func == F.silu: layer_type = te.pytorch.ops.ReLU",
@@ -80,7 +108,9 @@ DEFECTS = (
         instead="leave use_te_activation_func out",
         state="fixed after main of 2026-08-22",
         evidence="read",
-        second_reading="sources of all releases; the pull request",
+        more_links=("NVIDIA/Megatron-LM#3278",),
+        second_reading="the operation, and the activations that a configuration accepts, of 0.16.1 to main; the "
+        "threads of #5999 and #3278",
     ),
     Defect(
         id="ML-5383",
@@ -89,12 +119,13 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=Sign(f"{_FUSED_MLA}._qkv_down_projection", lacks="tp_size"),
-        affects=lambda run: run.mla_down_proj_fusion and tensor_parallel(run) > 1,
-        when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1",
+        affects=lambda run: _fuses_down_projection(run) and tensor_parallel(run) > 1,
+        when=f"{_IN_GPT}, with --tensor-model-parallel-size > 1",
         instead="leave out --mla-down-proj-fusion",
         state="fixed in 0.19.0",
         evidence="reproduced",
-        second_reading="the fixing commit; its program",
+        second_reading="fused MLA, its layer specs and hybrid models of 0.17.1 to 0.19.0; its program; doctor with and "
+        "without --sequence-parallel",
     ),
     Defect(
         id="ML-5273",
@@ -103,11 +134,12 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=Sign(_FUSED_MLA, lacks="def backward_dw("),
-        affects=lambda run: run.mla_down_proj_fusion and run.delay_wgrad_compute,
-        when="--mla-down-proj-fusion with --delay-wgrad-compute",
+        affects=lambda run: _fuses_down_projection(run) and run.delay_wgrad_compute,
+        when=f"{_IN_GPT}, with --delay-wgrad-compute",
         instead="leave out --mla-down-proj-fusion",
         state="fixed in 0.19.0",
         evidence="reproduced",
-        second_reading="the fixing commit; its program",
+        second_reading="fused MLA, its layer specs, who calls backward_dw and what a configuration asks of "
+        "--delay-wgrad-compute, of 0.17.1 to 0.19.0; its program; doctor under its flags",
     ),
 )

@@ -1,0 +1,101 @@
+"""Runs of Megatron-FSDP, other parallelism, CUDA graphs and fused layers that a defect affects, and others."""
+
+from enum import Enum
+
+import pytest
+
+pytestmark = pytest.mark.forked("python")
+
+Scope = Enum("Scope", "none layer block")  # as InferenceCudaGraphScope
+SHARDED = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+DOUBLE_BUFFER = {**SHARDED, "fsdp_double_buffer": True}
+MXFP8 = {**SHARDED, "fp8_recipe": "mxfp8", "fp8_param_gather": True}
+FULL = {"recompute_granularity": "full"}
+SELECTIVE = {"recompute_granularity": "selective"}
+IN_FP32 = {"use_megatron_fsdp": True, "accumulate_allreduce_grads_in_fp32": True}
+INSTANCES = {"num_distributed_optimizer_instances": 2, "overlap_grad_reduce": True}
+FEWER_BUCKETS = {
+    "ddp_reduce_scatter_with_fp32_accumulation": True,
+    "fp8_param_gather": True,
+    "overlap_grad_reduce": True,
+}
+GRAPHS = {"cuda_graph_impl": "local"}
+COUNTED = {**GRAPHS, "moe_router_enable_expert_bias": True}
+FUSED = {"use_transformer_engine_op_fuser": True, "overlap_param_gather": True}
+GROUPED = {
+    "use_transformer_engine_op_fuser": True, "moe_single_grouped_weight": True, "num_experts": 4,
+    "moe_grouped_gemm": True,
+}  # fmt: skip
+MLA = {"mla_down_proj_fusion": True, "tensor_model_parallel_size": 2}
+RESIDUAL = {"fp32_residual_connection": True, "bf16": True, "transformer_impl": "transformer_engine"}
+LATENT = {**RESIDUAL, "multi_latent_attention": True, "num_experts": 4, "moe_layer_freq": 1}
+HYBRID = {**RESIDUAL, "hybrid_layer_pattern": "M*M-"}
+MUON = {"optimizer": "muon", "num_experts": 4, "pipeline_model_parallel_size": 2}
+SHARDS = {"gtp_weight_remat_size": 2, "accumulate_allreduce_grads_in_fp32": True}
+TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embeddings_and_output_weights": False}
+
+
+@pytest.mark.parametrize(
+    "id, run, is_affected",
+    [
+        ("ML-4810", DOUBLE_BUFFER, True),
+        ("ML-4810", {**DOUBLE_BUFFER, "data_parallel_sharding_strategy": "optim_grads"}, False),
+        ("ML-4990", {**SHARDED, "num_experts": 4, "overlap_moe_expert_parallel_comm": True}, True),
+        ("ML-3991", {**MXFP8, **FULL}, True),
+        ("ML-3991", {**MXFP8, **SELECTIVE, "recompute_modules": ["mlp"]}, True),
+        ("ML-3991", {**MXFP8, **SELECTIVE}, False),
+        ("ML-3991", {**MXFP8, "overlap_moe_expert_parallel_comm": True}, False),
+        ("ML-5462", {**IN_FP32, "bf16": True}, True),
+        ("ML-5462", {**IN_FP32, "fp16": True}, True),
+        ("ML-5462", {**IN_FP32, "bf16": True, "accumulate_allreduce_grads_in_fp32": False}, False),
+        ("ML-3693", INSTANCES, True),
+        ("ML-3693", {**INSTANCES, "use_megatron_fsdp": True}, False),
+        ("ML-4410", FEWER_BUCKETS, True),
+        ("ML-4410", {**FEWER_BUCKETS, "overlap_grad_reduce": False}, False),
+        ("ML-4410", {**FEWER_BUCKETS, "use_megatron_fsdp": True}, False),
+        ("ML-4410", {**FEWER_BUCKETS, "fp8_param_gather": False}, False),
+        ("ML-5975", {**GRAPHS, "inference_cuda_graph_scope": Scope.layer, "cuda_graph_modules": []}, True),
+        ("ML-5975", {**GRAPHS, "inference_cuda_graph_scope": Scope.block, "cuda_graph_modules": []}, False),
+        ("ML-5975", {**GRAPHS, "inference_cuda_graph_scope": "block", "cuda_graph_modules": ["attn"]}, True),
+        ("ML-4433b", {**COUNTED, "cuda_graph_scope": "full"}, True),
+        ("ML-4433b", {**COUNTED, "cuda_graph_scope": ["moe_router"]}, True),
+        ("ML-4433b", {**COUNTED, "cuda_graph_scope": ["attn"]}, False),
+        ("ML-4162", {**GRAPHS, "rl_use_sequence_packing": True}, True),
+        ("ML-4162", {**GRAPHS, "rl_use_sequence_packing": False, "sft": True}, False),
+        ("ML-6373", {**GRAPHS, **SELECTIVE, "recompute_modules": ["core_attn", "layernorm"]}, True),
+        ("ML-6373", {**GRAPHS, **SELECTIVE, "recompute_modules": ["core_attn", "moe_act"]}, False),
+        ("ML-6373", {**GRAPHS, **SELECTIVE}, False),
+        ("ML-6132", FUSED, True),
+        ("ML-6132", {**FUSED, "num_experts": 4, "moe_layer_freq": 2}, False),
+        ("ML-6132", {**FUSED, "hybrid_layer_pattern": "M*-"}, False),
+        ("ML-5487b", GROUPED, True),
+        ("ML-5487b", {**GROUPED, "moe_grouped_gemm": False}, False),
+        ("ML-5383", MLA, True),
+        ("ML-5383", {**MLA, "hybrid_layer_pattern": "M*"}, False),
+        ("ML-5273", {**MLA, "delay_wgrad_compute": True, "transformer_impl": "local"}, False),
+        ("ML-6272", RESIDUAL, True),
+        ("ML-6272", {**RESIDUAL, "transformer_impl": "local"}, False),
+        ("ML-6272", {**LATENT, "mla_down_proj_fusion": False}, False),
+        ("ML-6272", {**LATENT, "mla_down_proj_fusion": True}, True),
+        ("ML-6272", {**LATENT, "mla_down_proj_fusion": False, "moe_layer_freq": [0, 1]}, True),
+        ("ML-6272", {**LATENT, "num_experts": None}, False),  # 0.16
+        ("ML-6272", HYBRID, True),
+        ("ML-6272", {**HYBRID, "hybrid_layer_pattern": "MEME"}, False),
+        ("ML-6272", {**RESIDUAL, "hybrid_override_pattern": "M*M-"}, False),
+        ("ML-6272", {**RESIDUAL, "hybrid_override_pattern": "*MM-"}, True),
+        ("ML-3504", {**RESIDUAL, "hybrid_override_pattern": "M*M-"}, True),
+        ("ML-3504", {**RESIDUAL, "multi_latent_attention": True}, True),
+        ("ML-3504", {**RESIDUAL, "transformer_impl": "local"}, False),
+        ("ML-6616", MUON, True),
+        ("ML-6616", {**MUON, "optimizer": "soap"}, True),
+        ("ML-6616", {**MUON, "optimizer": "dist_muon"}, False),
+        ("ML-6616", {**MUON, "use_layer_wise_distributed_optimizer": True}, False),
+        ("ML-6624", {**SHARDS, "fp16": True}, True),
+        ("ML-6624", {**SHARDS, "bf16": True, "accumulate_allreduce_grads_in_fp32": False}, False),
+        ("ML-6565", {"gtp_weight_remat_size": 2, "share_embeddings_and_output_weights": True}, True),
+        ("mtp-tied-embeddings", {**TIED, "defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 0}, False),
+        ("mtp-tied-embeddings", {**TIED, "defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 2}, True),
+    ],
+)
+def test_a_run_and_one_just_outside(find_affecting, id, run, is_affected):
+    assert (id in find_affecting(run)) is is_affected
