@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..defects.conditions import is_layer_wise, pipeline_parallel
 from ..defects.declare import Defect, Sign
 
 
@@ -34,12 +35,13 @@ DEFECTS = (
         evidence="reproduced",
         patch="keep-outputs-until-sent",
         seen_by="finite",
-        second_reading="sources of 0.16.1 to 0.18.2; its program; doctor with and without interleaved stages",
+        second_reading="sources of 0.16.1 to 0.18.2; its program on 0.16.1 to 0.19.2; doctor with and without "
+        "interleaved stages",
     ),
     Defect(
         "ML-6616",
-        "Ranks order the parameter groups of dense weights and experts differently, so they wait for each other in "
-        "different collectives when Muon measures the gradient norm",
+        "Pipeline stages order the optimizers of dense weights and of experts differently, so ranks wait for each "
+        "other in different collectives when the gradient norm is measured",
         kind="hang",
         severity=3,
         signs=Sign(
@@ -51,15 +53,19 @@ DEFECTS = (
             "megatron.core.optimizer.muon:get_megatron_muon_optimizer", has="config.use_distributed_optimizer"
         ),
         affects=lambda run: (
-            "muon" in str(run.optimizer) and run.num_experts and (run.pipeline_model_parallel_size or 1) > 1
+            run.optimizer in ("muon", "adaptive_muon", "soap", "lion")
+            and not is_layer_wise(run)
+            and run.num_experts
+            and pipeline_parallel(run) > 1
         ),
-        when="--optimizer muon or dist_muon with --num-experts and --pipeline-model-parallel-size > 1",
+        when="--optimizer muon, adaptive_muon, soap or lion, without --use-layer-wise-distributed-optimizer, with "
+        "--num-experts and --pipeline-model-parallel-size > 1",
         more_links=("NVIDIA/Megatron-LM#1515",),
         state="open",
         evidence="reproduced",
         only_if="a pipeline stage meets experts before dense weights with the same settings, as where these are frozen",
         patch="order-param-groups-alike",
-        second_reading="sources of all releases; the issue and the pull request; doctor with experts and stages; its "
-        "program",
+        second_reading="optimizers of all releases, with the layer-wise one of 0.18.2 and 0.19.0; the threads of #6616 "
+        "and #1515; doctor with experts and stages and with each optimizer; its program",
     ),
 )

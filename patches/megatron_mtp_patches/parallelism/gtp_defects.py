@@ -26,7 +26,8 @@ def _has_gtp(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-6080",
-        effect="Gradients of experts are reduced over the wrong ranks",
+        effect="Gradients of experts are reduced over the ranks of dense weights, which are not those of experts, so "
+        "copies of an expert drift apart",
         severity=4,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TELinear.__init__",
@@ -46,11 +47,13 @@ DEFECTS = (
         state="fixed on main",
         evidence="read",
         seen_by="copies",
-        second_reading="the fixing commit; source of 0.19.0",
+        second_reading="TransformerEngine's layers and the groups of ranks of 0.19.0 and main; what validates shards; "
+        "doctor with equal and unequal numbers of shards",
     ),
     Defect(
         id="ML-6207",
-        effect="Neighbouring weights share a buffer, so a layer may compute with the weights of the next one",
+        effect="A weight and the next one are gathered into one buffer, so a layer may compute with the weights of the "
+        "next one",
         severity=4,
         signs=Sign(
             f"{_GTP}:GTPShardedParam",
@@ -65,11 +68,13 @@ DEFECTS = (
         more_links=("NVIDIA/Megatron-LM#6407",),
         state="fixed on main",
         evidence="read",
-        second_reading="the fixing commit; source of 0.19.0",
+        second_reading="which buffers weights of 0.19.0 and main are gathered into, in forward passes and in "
+        "recomputation; doctor with shards of dense weights and of experts alone",
     ),
     Defect(
         id="ML-6388",
-        effect="A weight may be prefetched before its data-parallel all-gather has ended",
+        effect="A weight may be prefetched before its data-parallel all-gather has ended, so a layer may compute with "
+        "the weights of the step before",
         severity=4,
         signs=Sign(
             "megatron.core.distributed.distributed_data_parallel:", has="gtp", lacks="class _BucketParamReadyCallback"
@@ -80,11 +85,11 @@ DEFECTS = (
         instead="leave out --overlap-param-gather",
         state="fixed on main",
         evidence="read",
-        second_reading="the fixing commit; source of 0.19.0",
+        second_reading="DDP's hooks and the prefetching of 0.19.0 and main; doctor with and without overlap",
     ),
     Defect(
         id="ML-6242",
-        effect="MTP heads that share one layer compute with stale weights from the second depth on",
+        effect="An MTP layer that runs for several depths computes with stale weights from the second depth on",
         severity=4,
         signs=Sign(f"{_GTP}:GTPShardedParam", has="prev_w", lacks="_prefetch_available"),
         affects=lambda run: _has_gtp(run) and repeats_a_head(run),
@@ -92,11 +97,13 @@ DEFECTS = (
         instead=_INSTEAD,
         state="fixed on main",
         evidence="read",
-        second_reading="the fixing commit; source of 0.19.0",
+        second_reading="the prefetching of 0.19.0 and main, forward and backward; what validates MTP layers and "
+        "shards; doctor with one and with several depths",
     ),
     Defect(
         id="ML-6565",
-        effect="A placeholder, whose memory is not set to zero, is added to the gradients of shared embeddings",
+        effect="A placeholder whose memory is not set to zero is added to the gradient of the word embeddings, which "
+        "gets whatever that memory holds",
         severity=4,
         signs=Sign(
             f"{_GTP}:GTPShardedParam",
@@ -106,14 +113,19 @@ DEFECTS = (
         affects=lambda run: (
             _weight_shards(run) > 1
             and pipeline_parallel(run) == 1
-            and (run.mtp_num_layers or run.untie_embeddings_and_output_weights is False)
+            and (
+                run.mtp_num_layers
+                or run.untie_embeddings_and_output_weights is False
+                or run.share_embeddings_and_output_weights
+            )
         ),
         when=f"{_DENSE}, without pipeline parallelism, with --mtp-num-layers or without "
         "--untie-embeddings-and-output-weights",
         instead="leave out --tensor-parallel-num-weight-shards",
         state="fixed on main",
         evidence="read",
-        second_reading="the fixing commit; source of 0.19.0",
+        second_reading="what 0.19.0 and main hand to autograd for a shard, DDP's hook, and where embeddings ask for "
+        "zeros; doctor with tied and untied embeddings",
     ),
     Defect(
         id="ML-6624",
@@ -125,26 +137,33 @@ DEFECTS = (
             has="gtp_remat_size",
             lacks="_wgrad_gemm",
         ),
-        affects=lambda run: _weight_shards(run) > 1 and run.bf16 and run.accumulate_allreduce_grads_in_fp32,
-        when=f"{_DENSE}, with --bf16 and without --grad-reduce-in-bf16",
+        affects=lambda run: (
+            _weight_shards(run) > 1
+            and (run.bf16 or run.fp16)
+            and (run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32)
+        ),
+        when=f"{_DENSE}, with --bf16, or with --fp16 and --accumulate-allreduce-grads-in-fp32, without "
+        "--grad-reduce-in-bf16",
         instead="leave out --tensor-parallel-num-weight-shards",
         state="fixed on main",
         evidence="read",
-        second_reading="title of the fixing commit; source of 0.19.0; doctor with weight shards",
+        second_reading="linear layers of 0.19.0 and main, and the dtype of the buffer for a gradient; doctor with "
+        "weight shards in bf16 and fp16, and with --grad-reduce-in-bf16",
     ),
     Defect(
         id="ML-6717",
-        effect="The loss of an evaluation is that of a part of its samples",
+        effect="The loss of an evaluation is the mean over a part of its samples: over one of the ranks that share out "
+        "a weight, though each has samples of its own",
         kind="wrong log",
         severity=2,
         signs=Sign(
             "megatron.training.training:evaluate", has="torch.distributed.all_reduce(val, group=eval_pgc.dp_cp)"
         ),
         affects=lambda run: _weight_shards(run) > 1 and run.eval_iters,
-        when=f"{_DENSE}, with --eval-iters",
+        when=f"{_DENSE}, with --eval-iters > 0",
         state="fixed on main",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="evaluation, and the groups that train_step uses, of 0.19.0 and main; doctor with weight shards",
     ),
     Defect(
         id="ML-6740",
@@ -154,19 +173,19 @@ DEFECTS = (
             "megatron.core.optimizer.emerging_optimizers:TensorParallelMuon", has="gtp_remat", lacks="_strip_pad"
         ),
         affects=lambda run: _has_gtp(run) and "muon" in str(run.optimizer),
-        when=f"{_FLAG}, with --optimizer muon",
+        when=f"{_FLAG}, with --optimizer muon, dist_muon or adaptive_muon",
         only_if="weights are padded, because their rows do not divide evenly",
         instead=_INSTEAD,
         state="fixed on main, but for --muon-tp-mode distributed",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="Muon of 0.19.0 and main in each mode; how weights are padded; doctor with muon and dist_muon",
     ),
     Defect(
         id="ML-6775",
         effect="Which ranks write a shard of a checkpoint is decided in Megatron's global groups, so with groups of "
         "your own shards may be missing",
         kind="lost state",
-        severity=2,
+        severity=3,
         signs=Sign(
             f"{_LAYERS}:ColumnParallelLinear.__init__", has='wrap_module_params_gtp(self, ["weight"], gtp_remat_group)'
         ),
@@ -175,6 +194,6 @@ DEFECTS = (
         only_if="the model is built with process groups of its own (pg_collection)",
         state="fixed on main",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="who writes a shard in 0.19.0 and on main, and the groups that layers get",
     ),
 )

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import layers_of_hybrid
+from ..defects.conditions import is_hybrid, layers_of_hybrid
 from ..defects.declare import Defect, Sign
 
 
 def _keeps_residual_in_fp32(run: Any) -> bool:
-    """True if the residual should be in float32 though the weights are not."""
-    return bool(run.fp32_residual_connection and (run.bf16 or run.fp16))
+    """True if the residual should be in float32 though the weights are not; other layers than these end in an error."""
+    has_transformer_engine = run.transformer_impl != "local"
+    return bool(run.fp32_residual_connection and (run.bf16 or run.fp16) and has_transformer_engine)
 
 
-def _fuses_norms(run: Any) -> bool:
-    """True if each layer begins with TransformerEngine's norm and linear in one, as in GPT."""
-    return run.transformer_impl != "local" and not layers_of_hybrid(run)
+def _fuses_norm_of_residual(run: Any) -> bool:
+    """True if a norm that gets the residual in float32 is one with the linear layer behind it.
+
+    In 0.16 only the first layer of a model gets it.
+    """
+    if is_hybrid(run):
+        kinds = layers_of_hybrid(run)
+        return any(kind in "*-G" for kind in (kinds if run.hybrid_layer_pattern else kinds[:1]))
+    if not run.multi_latent_attention:
+        return True
+    is_of_0_16 = run.mla_down_proj_fusion is None  # it has no such setting
+    has_dense_layers = not run.num_experts or run.moe_layer_freq not in (None, 1)
+    return bool(not is_of_0_16 and (has_dense_layers or run.mla_down_proj_fusion))
 
 
 DEFECTS = (
@@ -29,10 +40,13 @@ DEFECTS = (
             has="self.config.cross_entropy_fusion_impl == 'te'",
         ),
         affects=lambda run: (
-            run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te" and run.transformer_engine < (2, 18)
+            run.cross_entropy_loss_fusion
+            and run.cross_entropy_fusion_impl == "te"
+            and (run.bf16 or run.fp16)
+            and run.transformer_engine < (2, 18)
         ),
-        when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te and TransformerEngine before 2.18 (from "
-        "0.18.2 on Megatron's own trainer refuses this, other trainers only warn)",
+        when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te and --bf16 or --fp16, and "
+        "TransformerEngine before 2.18 (from 0.18.2 on Megatron's own trainer refuses this, other trainers only warn)",
         instead="--cross-entropy-fusion-impl native",
         more_links=(
             "NVIDIA/Megatron-LM#1627",
@@ -40,37 +54,44 @@ DEFECTS = (
         ),
         state="fixed in TransformerEngine 2.18",
         evidence="reported",
-        second_reading="sources of 0.18.2 and 0.19.0; title of the pull request",
+        second_reading="the loss, and what trainers refuse, of 0.16.1 to main; the kernel of TransformerEngine 2.17; "
+        "the threads of #5115 and of TransformerEngine's #3193; doctor under its flags",
     ),
     Defect(
         id="ML-3504",
-        effect="--fp32-residual-connection has no effect: every layer casts the residual back to half precision",
+        effect="--fp32-residual-connection has no effect: the first layer casts the residual back to half precision",
         severity=3,
         signs=Sign(
             "megatron.core.fusions.fused_bias_dropout:_bias_dropout_add_func",
             has="residual = residual if residual.dtype == x.dtype else residual.to(x.dtype)",
         ),
-        affects=lambda run: _keeps_residual_in_fp32(run) and not _fuses_norms(run),
-        when="--fp32-residual-connection in a hybrid model or with --transformer-impl local",
+        affects=lambda run: _keeps_residual_in_fp32(run) and not _fuses_norm_of_residual(run),
+        when="--fp32-residual-connection in a GPT with --multi-latent-attention, or in a hybrid model "
+        "(--hybrid-override-pattern) whose first layer is a Mamba or a MoE layer",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="layers, their specs and the addition of residuals of 0.16.1 and 0.17.1; norms of "
+        "TransformerEngine 2.17; a GPT with --transformer-impl local on 0.16.1 to 0.19.2, which ends in an error",
     ),
     Defect(
         id="ML-6272",
-        effect="With TransformerEngine the first layer ends in an assertion, because its input is in float32 and its "
-        "weights are not",
+        effect="The first of TransformerEngine's layers that begins with a norm of the residual ends in an error about "
+        "data types, because the residual is in float32 and its weights are not",
         kind="crash",
         severity=3,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TELayerNormColumnParallelLinear.forward",
             lacks="if x.dtype != self.layer_norm_weight.dtype:",
         ),
-        affects=lambda run: _keeps_residual_in_fp32(run) and _fuses_norms(run),
-        when="GPT with --fp32-residual-connection and --transformer-impl transformer_engine",
+        affects=lambda run: _keeps_residual_in_fp32(run) and _fuses_norm_of_residual(run),
+        when="--fp32-residual-connection with --transformer-impl transformer_engine, in a GPT without "
+        "--multi-latent-attention, or from 0.17 on with it, if there are dense layers or --mla-down-proj-fusion; or in "
+        "a hybrid model with attention, MLP or GatedDeltaNet layers (in 0.16, as its first layer)",
+        instead="leave out --fp32-residual-connection",
         state="fixed on main",
         evidence="reported",
-        second_reading="the fixing commit",
+        second_reading="layers and their specs of 0.16.1, 0.17.1, 0.19.0 and main; linear layers and norms of "
+        "TransformerEngine 2.17; doctor in a GPT, with MLA and in hybrid models",
     ),
     Defect(
         id="ML-5338",
@@ -88,7 +109,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="reduce-tensors-with-gaps",
         seen_by="copies",
-        second_reading="source of 0.18.2; title of the fixing commit; its program",
+        second_reading="collectives of 0.16.1, 0.18.2 and 0.19.0, and who calls them; its program on 0.18.2",
     ),
     Defect(
         id="ML-5750",
@@ -104,6 +125,6 @@ DEFECTS = (
         only_if="a spec of your own gives MambaLayer a separate norm",
         state="fixed in 0.19.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="Mamba layers and their specs of 0.16.1, 0.18.2 and 0.19.0",
     ),
 )

@@ -8,8 +8,8 @@ PATCH = Patch(
     upstream=(PullRequest(6616),),
     problem="Megatron sorts parameter groups by their settings. Groups of dense weights and of experts with the same "
     "settings stay in the order in which a rank meets them. A pipeline stage whose dense weights are frozen meets "
-    "experts first. From 0.18 on Muon's optimizers are made and called in this order, so ranks wait for each other "
-    "in different collectives; before, the groups of a checkpoint are those of the first rank.",
+    "experts first. From 0.18 on the optimizers of Muon, SOAP and Lion are made and called in this order, so ranks "
+    "wait for each other in different collectives; before, the groups of a checkpoint are those of the first rank.",
     adds=("Dense weights come before experts, on all ranks.",),
     numerics="None; runs that hung train.",
     is_repair=True,

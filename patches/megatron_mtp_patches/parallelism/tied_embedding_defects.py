@@ -34,8 +34,8 @@ DEFECTS = (
         affects=lambda run: (  # over several stages Megatron-FSDP does not start: fsdp-pipeline-stages
             has_megatron_fsdp(run) and pipeline_parallel(run) == 1 and _fuses_gradient_of_tied_weight(run)
         ),
-        when="--use-megatron-fsdp with tied embeddings, without pipeline parallelism and without "
-        "--no-gradient-accumulation-fusion",
+        when="--use-megatron-fsdp with tied embeddings (no --untie-embeddings-and-output-weights), without pipeline "
+        "parallelism, --no-gradient-accumulation-fusion and --freeze-base-model-for-mtp",
         evidence="reproduced",
         instead=_INSTEAD,
         patch=_PATCH,
@@ -58,12 +58,16 @@ DEFECTS = (
             _trains_copy_of_embedding_in_heads(run)
             and _fuses_gradient_of_tied_weight(run)
             and (run.gtp_weight_remat_size or 1) == 1
+            and not (run.defer_embedding_wgrad_compute and not run.wgrad_deferral_limit)
         ),
-        when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and the heads on the last "
-        "stage, without --mtp-detach-heads and --no-gradient-accumulation-fusion",
+        when="--mtp-num-layers with tied embeddings (no --untie-embeddings-and-output-weights), "
+        "--pipeline-model-parallel-size > 1 and the heads on the last stage, without --mtp-detach-heads, "
+        "--freeze-base-model-for-mtp, --no-gradient-accumulation-fusion, --tensor-parallel-num-weight-shards, and "
+        "--defer-embedding-wgrad-compute (unless --wgrad-deferral-limit > 0)",
         evidence="reproduced",
         instead=_INSTEAD,
         patch=_PATCH,
-        second_reading="source of 0.19.0; its program; doctor with untied embeddings and one stage",
+        second_reading="embeddings, output layers and hooks of 0.16.1 to main; its program on 0.16.1 to 0.19.2; doctor "
+        "with untied embeddings, one stage and deferred gradients",
     ),
 )
