@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_parallel, is_hybrid, sharding_strategy, tensor_parallel
+from ..defects.conditions import expert_parallel, is_hybrid, recomputes_weights, sharding_strategy, tensor_parallel
 from ..defects.declare import Defect, Sign
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
@@ -12,12 +12,14 @@ _MEGATRON_FSDP = f"{_FSDP}.megatron_fsdp:"
 _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
 _ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:"
 _LIMIT = f"{_BUFFERS}:GradReducePipeline._enforce_double_buffer_limit"
-_DOUBLE_BUFFER = "--use-megatron-fsdp with --fsdp-double-buffer, or with --use-nccl-ub, which sets it"
+_SHARDED = "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params"
+_DOUBLE_BUFFER = f"{_SHARDED} and --fsdp-double-buffer, or --use-nccl-ub, which sets it"
 _NO_DOUBLE_BUFFER = "leave out --fsdp-double-buffer and --use-nccl-ub"
 
 
 def _has_double_buffer(run: Any) -> bool:
-    return bool(run.use_megatron_fsdp and (run.fsdp_double_buffer or run.nccl_ub))
+    """True if units have two buffers; with other strategies Megatron's wrapper makes no units."""
+    return bool(sharding_strategy(run) == "optim_grads_params" and (run.fsdp_double_buffer or run.nccl_ub))
 
 
 def _gathers_in_parts(run: Any) -> bool:
@@ -38,7 +40,8 @@ DEFECTS = (
         instead=_NO_DOUBLE_BUFFER,
         state="fixed in 0.18.0",
         evidence="reported",
-        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; what sets its setting there",
+        second_reading="buffers, wrappers and trainers of 0.16.1 to 0.19.0: what sets the setting and which strategies "
+        "have units; doctor under its flags and with each strategy",
     ),
     Defect(
         id="ML-5222",
@@ -73,14 +76,18 @@ DEFECTS = (
         id="ML-4990",
         effect="The backward pass of experts may read weights that are not gathered",
         severity=3,
-        signs=Sign(_MEGATRON_FSDP, has="enable_fine_grained_param_gather", lacks="fine_grained_recurse_module_types"),
+        signs=Sign(
+            _MEGATRON_FSDP,
+            has="enable_fine_grained_param_gather_backward_hook",
+            lacks="fine_grained_recurse_module_types",
+        ),
         affects=lambda run: _gathers_in_parts(run) and run.num_experts,
-        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params and "
-        "--overlap-moe-expert-parallel-comm",
+        when=f"{_SHARDED}, --num-experts and --overlap-moe-expert-parallel-comm",
         instead="leave out --overlap-moe-expert-parallel-comm",
         state="fixed in 0.19.0",
         evidence="reported",
-        second_reading="the commit of #4990; doctor under its flags",
+        second_reading="hooks, wrappers and the schedule of 0.16.1 to 0.19.0, of which 0.18 is the first with this "
+        "overlap; the thread of #4990; doctor under its flags",
     ),
     Defect(
         id="ML-3991",
@@ -95,14 +102,15 @@ DEFECTS = (
             sharding_strategy(run) == "optim_grads_params"
             and run.fp8_recipe == "mxfp8"
             and run.fp8_param_gather
-            and (run.overlap_moe_expert_parallel_comm or run.recompute_granularity)
+            and recomputes_weights(run)
         ),
-        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params, --fp8-recipe mxfp8, "
-        "--fp8-param-gather and activation recomputation or "
-        "--overlap-moe-expert-parallel-comm",
+        when=f"{_SHARDED}, --fp8-recipe mxfp8, --fp8-param-gather and --recompute-granularity full, or selective with "
+        "--recompute-modules other than core_attn and moe_act",
+        instead="leave out --fp8-param-gather",
         state="fixed in 0.18.0",
         evidence="reported",
-        second_reading="the commit of #3991",
+        second_reading="hooks and wrappers of 0.16.1, 0.17.1 and 0.18.2; which modules have weights to recompute; "
+        "doctor under its flags and just outside",
     ),
     Defect(
         id="ML-2904",
@@ -120,9 +128,9 @@ DEFECTS = (
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, without "
         "--no-gradient-accumulation-fusion, with TransformerEngine before 2.10",
         instead="add --no-gradient-accumulation-fusion",
-        state="fixed in 0.17.0",
+        state="fixed in 0.17.0, which refuses such a TransformerEngine",
         evidence="reported",
-        second_reading="the source of 0.16.1; the commit of #2904; cases of its predicate",
+        second_reading="wrappers and buffers of 0.16.1 and 0.17.1; the thread of #2904; cases of its predicate",
     ),
     Defect(
         id="ML-3191",
@@ -137,7 +145,7 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reported",
         seen_by="norm",
-        second_reading="the source of 0.17.1",
+        second_reading="wrappers of 0.16.1, 0.17.1 and 0.18.2; the threads of #3191 and #4664",
     ),
     Defect(
         id="ML-3155",
@@ -155,10 +163,11 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --overlap-param-gather, or with --data-parallel-sharding-strategy "
         "optim_grads_params, which sets it, and --eval-iters > 0",
+        instead="--eval-iters 0",
         state="fixed in 0.18.0",
         evidence="reported",
-        second_reading="the commit of #3155; what sets its setting in 0.16.1 to 0.18.2; doctor under its flags and "
-        "just outside",
+        second_reading="schedules of 0.16.1, 0.17.1 and 0.18.2; what sets its setting there; doctor under its flags "
+        "and just outside",
     ),
     Defect(
         id="ML-4717",
@@ -169,12 +178,12 @@ DEFECTS = (
         severity=3,
         signs=Sign(f"{_BUFFERS}:AllGatherPipeline.reset", lacks="preserve_non_fsdp_units"),
         affects=lambda run: sharding_strategy(run) == "optim_grads_params" and is_hybrid(run),
-        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params and "
-        "--hybrid-override-pattern or --hybrid-layer-pattern",
-        only_if="Mamba layers are not FSDP units",
+        when=f"{_SHARDED} and --hybrid-override-pattern or --hybrid-layer-pattern",
+        only_if="Mamba layers are not FSDP units, as in Megatron's own wrapper",
         state="fixed in 0.18.0",
         evidence="reported",
-        second_reading="the commit of #4717",
+        second_reading="the gathering pipeline and wrappers of 0.16.1, 0.17.1 and 0.18.2; doctor with Mamba layers and "
+        "in a GPT",
     ),
     Defect(
         id="ML-2840",
@@ -186,6 +195,7 @@ DEFECTS = (
             run.use_megatron_fsdp and expert_parallel(run) > 1 and (run.num_distributed_optimizer_instances or 1) > 1
         ),
         when="--use-megatron-fsdp with --num-distributed-optimizer-instances > 1 and --expert-model-parallel-size > 1",
+        instead="--num-distributed-optimizer-instances 1",
         state="fixed in 0.17.0",
         evidence="reproduced",
         second_reading="the source of 0.16.1; four ranks with two instances and EP 2, by both outer strategies",
@@ -207,6 +217,7 @@ DEFECTS = (
         when="--use-torch-fsdp2",
         state="fixed in 0.19.0",
         evidence="read",
-        second_reading="sources of 0.16.1 to 0.19.0; doctor under its flags",
+        second_reading="the end of backward, the base of wrappers and FSDP2's wrapper of 0.16.1 to 0.19.0; doctor "
+        "under its flags",
     ),
 )

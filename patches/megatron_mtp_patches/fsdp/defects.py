@@ -28,7 +28,7 @@ def _expert_ranks(run: Any) -> int:
 DEFECTS = (
     Defect(
         id="ML-3067",
-        effect="Each data-parallel rank adds its own gradient to the mean of all, so gradients are too large",
+        effect="Each data-parallel rank adds its own gradient to what all have reduced, so gradients are too large",
         severity=4,
         signs=Sign(
             _REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")
@@ -57,12 +57,12 @@ DEFECTS = (
         instead="add --overlap-grad-reduce",
         state="fixed on main",
         evidence="read",
-        second_reading="the source of 0.18.2; the commit of #6357",
+        second_reading="hooks and the reduction of 0.16.1, 0.18.2, 0.19.0 and main; what Megatron's schedules call",
     ),
     Defect(
         id="ML-3754a",
         effect="The gradient norm counts each data-parallel rank once, though all have the same gradients, so it is "
-        "too large and gradients are clipped too much",
+        "too large by the square root of their number, and gradients are clipped too much",
         severity=4,
         signs=Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),
         affects=lambda run: (
@@ -112,7 +112,8 @@ DEFECTS = (
     ),
     Defect(
         id="fsdp-counts-experts-twice",
-        effect="The gradient norm counts experts several times, so gradients are clipped too much",
+        effect="The gradient norm counts the squares of experts' gradients TP / (EP x ETP) times, so gradients are "
+        "clipped too much",
         severity=3,
         signs=Sign(_SETUP, has="effective_intra_dist_opt_group"),
         affects=lambda run: (
@@ -120,7 +121,7 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and EP x ETP less "
         "than --tensor-model-parallel-size",
-        only_if="Megatron is newer than 0.18, or experts are not grouped",
+        only_if="Megatron is newer than 0.18, or experts are not grouped (--moe-grouped-gemm)",
         instead=_OTHER_STRATEGY,
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
@@ -168,7 +169,8 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --log-params-norm, --num-experts and --expert-model-parallel-size > 1",
         evidence="reproduced",
-        second_reading="its program on 0.18.2; doctor under its flags",
+        second_reading="the norm of 0.16.1 to main, and which parameters it gets; its program on 0.18.2; doctor under "
+        "its flags and just outside",
     ),
     Defect(
         id="ML-5879",
@@ -186,6 +188,6 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
-        second_reading="the count of 0.18.2; its program on 0.18.2; doctor under its flags and just outside",
+        second_reading="the count of 0.16.1 to main; its program on 0.18.2; doctor under its flags and just outside",
     ),
 )

@@ -49,8 +49,8 @@ def _loses_microbatches(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-5462",
-        effect="Gradients are added up and reduced in bf16, although the log says fp32, so small gradients vanish "
-        "next to the sum of many microbatches",
+        effect="Gradients are added up and reduced in the half precision of the weights, although the log or a flag "
+        "says fp32, so small gradients vanish next to the sum of many microbatches",
         severity=4,
         signs=tuple(
             Sign(
@@ -62,17 +62,19 @@ DEFECTS = (
         ),
         affects=lambda run: (
             run.use_megatron_fsdp  # in either version of main
-            and run.bf16
+            and (run.bf16 or run.fp16)
             and (run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32)
             and not type_name(run.megatron_fsdp_main_grads_dtype)
         ),
-        when="--use-megatron-fsdp with --bf16 and no --megatron-fsdp-main-grads-dtype",
+        when="--use-megatron-fsdp with --bf16 and gradients in fp32, as by default (not with --grad-reduce-in-bf16), "
+        "or with --fp16 and --accumulate-allreduce-grads-in-fp32, and no --megatron-fsdp-main-grads-dtype",
         instead="add --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32",
         introduced_by=("NVIDIA/Megatron-LM#5462",),
         evidence="reproduced",
         patch="sum-fsdp-gradients-in-fp32",
-        second_reading="the wrappers of models of 0.17.1 to main, both versions of main's; its program on 0.19.2; "
-        "doctor under its flags and just outside; the wrapper of its patch",
+        second_reading="the wrappers of models of 0.17.1 to main, both versions of main's; what validate_args makes of "
+        "the dtypes of gradients in 0.18.2 to main; its program on 0.19.2; doctor in bf16 and fp16, with and without "
+        "--grad-reduce-in-bf16; the wrapper of its patch",
     ),
     Defect(
         id="ML-6660",
@@ -165,7 +167,8 @@ DEFECTS = (
         instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
-        second_reading="linear layers of 0.16.1 and main; its program on 0.18.2; the wrapper of its patch",
+        second_reading="linear layers of 0.16.1, 0.18.2, 0.19.0 and main; its program on 0.18.2; doctor with each "
+        "strategy; the wrapper of its patch",
     ),
     Defect(
         id="fsdp-fused-experts-keep-last-microbatch",
@@ -190,6 +193,7 @@ DEFECTS = (
         instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
         evidence="read",
         patch="add-fsdp-gradients-of-all-microbatches",
-        second_reading="experts of 0.19.0 and main; the wrapper of its patch",
+        second_reading="experts and buffers of 0.18.2, 0.19.0 and main; doctor under its flags and just outside; the "
+        "wrapper of its patch",
     ),
 )

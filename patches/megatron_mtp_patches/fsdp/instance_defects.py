@@ -38,8 +38,8 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         seen_by="norm",
-        second_reading="the optimizer of 0.18.2; its program on 0.18.2; doctor under its flags and just outside; "
-        "the thread of #4891",
+        second_reading="the optimizer of 0.16.1 to main; its program on 0.18.2; doctor under its flags and just "
+        "outside; the thread of #4891",
     ),
     Defect(
         id="ML-4891b",
@@ -62,14 +62,15 @@ DEFECTS = (
     Defect(
         id="fsdp-instances-sum-gradients",
         effect="Gradients are summed over all data-parallel ranks and not averaged, so they are as many times too "
-        "large as there are such ranks, and are clipped too much",
+        "large as there are such ranks (in an instance, with --ddp-average-in-collective) and are clipped too much",
         severity=3,
         signs=Sign(f"{_FSDP}.param_and_grad_buffer:_create_hfsdp_helper_buffer", lacks="gradient_scaling_factor"),
         affects=lambda run: _is_sharded_over_instances(run) and not run.calculate_per_token_loss,
         when=f"{_INSTANCES} and --outer-dp-sharding-strategy optim, without --calculate-per-token-loss",
         instead="--outer-dp-sharding-strategy no_shard",
         evidence="reproduced",
-        second_reading="sources of 0.17.1 and main; its program on 0.18.2; doctor under its flags and just outside",
+        second_reading="buffers and the scaling of gradients of 0.16.1, 0.17.1 and main; its program on 0.18.2; doctor "
+        "under its flags and just outside",
     ),
     # NVIDIA/Megatron-LM#7452, item 12, cannot be met before this is fixed: checkpoints number the layers of each stage
     # from 0, so layers of several stages would have the same names.
@@ -86,6 +87,7 @@ DEFECTS = (
         when="--use-megatron-fsdp with --pipeline-model-parallel-size > 1",
         instead="--pipeline-model-parallel-size 1",
         evidence="reproduced",
-        second_reading="the source of main; its program on 0.18.2; doctor under its flags",
+        second_reading="the wrapper, and what trainers refuse, of 0.16.1 to main; its program on 0.18.2; doctor with "
+        "one and with several stages",
     ),
 )

@@ -51,6 +51,7 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="fsdp-without-master-weights",
-        second_reading="the count of 0.18.2; its program on 0.18.2; doctor under its flags",
+        second_reading="the count and the optimizer's setup of 0.17.1, 0.18.2 and 0.19.0; its program on 0.18.2; "
+        "doctor under its flags",
     ),
 )
