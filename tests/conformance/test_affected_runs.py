@@ -65,9 +65,11 @@ PER_TOKEN = {**CUT, "calculate_per_token_loss": True}
         (CUT, {"ML-7513c"}),
         ({**CUT, "eod_mask_loss": True}, {"ML-7513b"}),
         ({**CUT, "sft": None}, {"ML-7513b"}),  # another trainer
+        ({**CUT, "dataloader_inter_document_masking": True}, {"ML-7513b"}),
         ({**CUT, "context_parallel_size": 1, "sft": True}, set()),
         ({**PER_TOKEN, "sft": True, "data_parallel_size": 2}, {"ML-7498", "ML-7452c"}),
         ({**PER_TOKEN, "data_parallel_size": 2}, {"ML-7498b"}),
+        ({**PER_TOKEN, "dataloader_inter_document_masking": True, "data_parallel_size": 2}, {"ML-7498", "ML-7452c"}),
         (
             {**PER_TOKEN, "context_parallel_size": 1, "sft": True, "global_batch_size": 4, "micro_batch_size": 2},
             {"ML-7452c"},

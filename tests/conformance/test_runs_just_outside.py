@@ -23,7 +23,8 @@ DEALT_OUT = {**WHOLE, "expert_model_parallel_size": 2}
 HEADS = {"mtp_num_layers": 1}
 FSDP = {"use_megatron_fsdp": True}
 FSDP_TIED = {**FSDP, "untie_embeddings_and_output_weights": False}
-HALF_PRECISION_GRADIENTS = {"use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}
+PRECISION_AWARE = {"use_precision_aware_optimizer": True}
+HALF_PRECISION_GRADIENTS = {**PRECISION_AWARE, "main_grads_dtype": "bf16"}
 PACKED = {**HEADS, "packed_sequence_specs": SimpleNamespace(pad_seq_to_mult=4)}  # Megatron-Bridge's
 UNPADDED = {"packed_sequence_specs": SimpleNamespace(pad_seq_to_mult=1)}
 STAGES = {**HEADS, "pipeline_model_parallel_size": 2}
@@ -41,6 +42,14 @@ PER_TOKEN_INDEXER = {
     "calculate_per_token_loss": True,
 }
 CLAMPED = {"swiglu": True, "activation_func_clamp_value": 7.0, "bias_swiglu_fusion": True}
+SHARED = {"fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}
+LOADS_MAIN_PARAMS = {
+    "load_main_params_from_ckpt": True,
+    "use_distributed_optimizer": True,
+    "bf16": True,
+    "num_experts": 4,
+    "expert_model_parallel_size": 2,
+}
 SAVED = {"save": "x", "dist_ckpt_optim_fully_reshardable": True, "use_distributed_optimizer": True}
 SAVED_IN_BUCKETS = {**SAVED, "overlap_grad_reduce": True}
 PACKED_OVER_TP = {"sft": True, "tensor_model_parallel_size": 2}
@@ -112,14 +121,21 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("fsdp-repeated-head", {**FSDP, **REPEATED}, {"megatron_fsdp_version": 2}),
         ("ML-4116b", {**FSDP, "mtp_detach_heads": True}, {"megatron_fsdp_version": 2}),
         ("ML-7338", HALF_PRECISION_GRADIENTS, FSDP),
+        ("ML-7338", HALF_PRECISION_GRADIENTS, {"fp8_recipe": "mxfp8"}),
+        ("ML-7338", {**PRECISION_AWARE, "grad_reduce_in_bf16": True}, {"grad_reduce_in_bf16": False}),
+        ("ML-7338", {**PRECISION_AWARE, "fp16": True}, {"accumulate_allreduce_grads_in_fp32": True}),
+        ("ML-7338", {**PRECISION_AWARE, "bf16": True, "grad_reduce_in_fp32": False}, {"grad_reduce_in_fp32": True}),
         ("ML-6965", REPEATED, {"disable_parameter_transpose_cache": True}),
+        ("ML-6965", REPEATED, {"recompute_granularity": "full", "recompute_method": "uniform"}),
         ("tied-output-weight-ddp", {**STAGES, **OVERLAPPED}, {"untie_embeddings_and_output_weights": True}),
+        ("tied-output-weight-ddp", {**STAGES, **OVERLAPPED}, FSDP),
         ("weight-norm-before-gather", {**LAYER_WISE, **OVERLAPPED}, {"optimizer": "adam"}),
         ("ML-4494", PACKED, UNPADDED),
         ("ML-4494", {**HEADS, "offline_packing_specs": SimpleNamespace(pad_seq_to_mult=4)}, {"mtp_num_layers": None}),
         ("ML-4494", {**HEADS, "pad_seq_to_mult": 4}, {"pad_seq_to_mult": 1}),
         ("detached-overlap", {**DETACHED, "overlap_moe_expert_parallel_comm": True}, {"mtp_num_layers": None}),
         ("detached-embedding", DETACHED, {"use_distributed_optimizer": True}),
+        ("detached-embedding", DETACHED, FSDP),
         ("detached-embedding", DETACHED, {"untie_embeddings_and_output_weights": False}),  # it computes the logits, too
         ("ML-7174", {"full_validation": True, "yaml_cfg": None}, {"multiple_validation_sets": True}),
         ("indexer-loss-per-token", PER_TOKEN_INDEXER, {"calculate_per_token_loss": False}),
@@ -127,6 +143,21 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-5940", CLAMPED, {"bias_swiglu_fusion": False}),
         ("ML-5940", CLAMPED, {"swiglu": False}),
         ("ML-6682", {"sft": True, "sft_tokenizer_prompt_format": "identity"}, {"sft": False}),
+        ("ML-5236", {**SHARED, "overlap_param_gather": True, "save": "x", "save_interval": 1}, FSDP),
+        ("ML-5642", {"te_precision_config_file": "x"}, {"disable_parameter_transpose_cache": True}),
+        ("ML-3460b", {"grad_norm_skip_threshold": 1.0}, {"check_for_nan_in_loss_and_grad": True}),
+        ("ML-3460b", {"grad_norm_skip_threshold": 1.0}, {"fp16": True}),
+        ("ML-3676a", LOADS_MAIN_PARAMS, {"use_distributed_optimizer": False}),
+        ("ML-3676a", LOADS_MAIN_PARAMS, PRECISION_AWARE),
+        ("ML-3676a", LOADS_MAIN_PARAMS, {"bf16": False}),
+        (
+            "ML-3676b",
+            {**LOADS_MAIN_PARAMS, "virtual_pipeline_model_parallel_size": 2},
+            {"expert_model_parallel_size": 1},
+        ),
+        ("ML-3720b", {"load": "x", "override_opt_param_scheduler": True}, FSDP),
+        ("ML-2288", {"async_save": True}, {"yaml_cfg": None}),  # Megatron's trainer saves synchronously
+        ("ML-3736", {"save": "x", "expert_model_parallel_size": 2}, {"ckpt_format": "torch"}),
         ("ML-5077", SAVED_IN_BUCKETS, {"ckpt_format": "torch"}),
         ("ML-5077", SAVED_IN_BUCKETS, {"overlap_grad_reduce": False}),
         ("ML-5077", {**SAVED, **STAGES}, {"mtp_num_layers": None}),

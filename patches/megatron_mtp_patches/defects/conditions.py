@@ -46,13 +46,14 @@ def microbatches(run: Any) -> int:
 
 
 def masks_loss(run: Any) -> bool:
-    """True if the loss leaves positions out; a trainer that has no `--sft` may."""
-    return bool(run.sft is not False or run.eod_mask_loss)
+    """True if the loss of MTP layers leaves out positions inside a sequence; a trainer that has no `--sft` may."""
+    return bool(run.sft is not False or run.eod_mask_loss or run.dataloader_inter_document_masking)
 
 
 def shares_gradient_buffer(run: Any) -> bool:
-    """True if MXFP8 parameters are gathered through the buffer of the gradients."""
-    return bool(run.fp8_recipe == "mxfp8" and run.fp8_param_gather and run.reuse_grad_buf_for_mxfp8_param_ag)
+    """True if MXFP8 parameters are gathered through the buffer of the gradients, which Megatron-FSDP does not do."""
+    shares = run.fp8_recipe == "mxfp8" and run.fp8_param_gather and run.reuse_grad_buf_for_mxfp8_param_ag
+    return bool(shares and not run.use_megatron_fsdp)
 
 
 def loads_optimizer(run: Any) -> bool:

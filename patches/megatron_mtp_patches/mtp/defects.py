@@ -11,7 +11,10 @@ _MTP_LOSS = "megatron.core.transformer.multi_token_prediction:process_mtp_loss"
 _GPT_LOSS = "megatron.core.models.gpt.gpt_model:GPTModel._postprocess"
 _RATIO_OF_RANK = (Sign(_MTP_LOSS, has="original_num_tokens / num_tokens_safe"),)
 _MEAN_OF_RANK = tuple(Sign(target, has="= roll_tensor(loss_mask") for target in (_MTP_LOSS, _GPT_LOSS))
-_UNEVEN = "the mask of the loss lies unevenly over the ranks"
+_MASKS = "--sft, --eod-mask-loss or --dataloader-inter-document-masking"
+# With the last of them the loss of MTP layers alone leaves out the end of each document.
+_NO_MASKS = "without --sft, --eod-mask-loss and --dataloader-inter-document-masking"
+_UNEVEN = "the positions that the MTP loss leaves out lie unevenly over the ranks"
 
 
 def _cuts_sequences_per_token(run: Any) -> bool:
@@ -25,29 +28,32 @@ def _cuts_sequences_with_a_mean(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-3396",
-        effect="The loss of MTP heads is NaN, and without --calculate-per-token-loss all gradients become NaN",
+        effect="The logged loss of MTP heads is NaN; without --calculate-per-token-loss all gradients are NaN as well, "
+        "so the run ends, or with --no-check-for-nan-in-loss-and-grad trains on with them",
         severity=3,
         signs=Sign(_GPT_LOSS, has="mtp_loss_scale * mtp_loss / num_tokens"),
-        affects=lambda run: run.mtp_num_layers and (run.sft or run.eod_mask_loss),
-        when="--mtp-num-layers with --sft or --eod-mask-loss",
+        affects=lambda run: run.mtp_num_layers and (run.sft is not False or run.eod_mask_loss),
+        when="--mtp-num-layers with a mask of the loss (--sft, --eod-mask-loss)",
         only_if="a microbatch, or a context-parallel rank's part of one, has no token that counts for a head",
         state="fixed in 0.17.0",
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
         seen_by="finite",
-        second_reading="sources of 0.16.1 to 0.18.2; the fixing commit",
+        second_reading="sources of 0.16.1 to main, and what checks gradients for NaN there; the pull request",
     ),
     Defect(
         id="ML-3159",
         effect="MTP heads count less in the loss than asked for, because their sum over fewer tokens is divided by the "
-        "number of tokens of the main model",
+        "number of tokens of the main model: by 1/4096 for the first head with sequences of 4,096 tokens, by more with "
+        "masks inside them",
         severity=2,
         signs=Sign(_GPT_LOSS, has="MTPLossAutoScaler.apply(hidden_states, mtp_loss_scale * mtp_loss)"),
         affects=lambda run: run.mtp_num_layers and run.calculate_per_token_loss,
         when="--mtp-num-layers with --calculate-per-token-loss",
+        more_links=("NVIDIA/Megatron-LM#2417",),
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="source of 0.16.1; title of the fixing commit",
+        second_reading="sources of 0.16.1 and 0.17.1, each with its trainer; the pull request and the issue",
     ),
     Defect(
         "ML-7498",
@@ -56,13 +62,13 @@ DEFECTS = (
         severity=3,
         signs=_RATIO_OF_RANK,
         affects=lambda run: _cuts_sequences_per_token(run) and masks_loss(run),
-        when="--mtp-num-layers with --calculate-per-token-loss, --context-parallel-size > 1 and a mask of the loss "
-        "(--sft, --eod-mask-loss)",
+        when=f"--mtp-num-layers with --calculate-per-token-loss, --context-parallel-size > 1 and {_MASKS}",
         only_if=_UNEVEN,
         state="open",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
-        second_reading="sources of 0.16.1 to 0.18.2; the pull request; its program; doctor with and without masks",
+        second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull request; its program; "
+        "doctor with and without masks",
     ),
     Defect(
         "ML-7498b",
@@ -72,12 +78,12 @@ DEFECTS = (
         severity=1,
         signs=_RATIO_OF_RANK,
         affects=lambda run: _cuts_sequences_per_token(run) and not masks_loss(run),
-        when="--mtp-num-layers with --calculate-per-token-loss and --context-parallel-size > 1, without a mask of the "
-        "loss",
+        when=f"--mtp-num-layers with --calculate-per-token-loss and --context-parallel-size > 1, {_NO_MASKS}",
         state="open",
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
-        second_reading="sources of 0.16.1 to 0.18.2; the pull request; doctor with and without masks",
+        second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull request; doctor with and "
+        "without masks",
     ),
     Defect(
         "ML-7452c",
@@ -91,14 +97,14 @@ DEFECTS = (
             and masks_loss(run)
             and max(microbatches(run), data_parallel(run)) > 1
         ),
-        when="--mtp-num-layers with --calculate-per-token-loss, a mask of the loss (--sft, --eod-mask-loss) and "
-        "several microbatches or replicas",
+        when=f"--mtp-num-layers with --calculate-per-token-loss and {_MASKS}, and several microbatches or replicas",
         only_if="the microbatches have different ratios",
         more_links=("NVIDIA/Megatron-LM#7498",),
         state="open",
         evidence="reproduced",
         instead="compare runs with the same --micro-batch-size: upstream means the loss so (NVIDIA/Megatron-LM#7498)",
-        second_reading="source of 0.18.2; the issue; its program",
+        second_reading="sources of 0.17.1 to main, and what masks the loss there; the issue and the pull request; its "
+        "program",
     ),
     Defect(
         "ML-7513b",
@@ -107,15 +113,14 @@ DEFECTS = (
         severity=3,
         signs=_MEAN_OF_RANK,
         affects=lambda run: _cuts_sequences_with_a_mean(run) and masks_loss(run),
-        when="--mtp-num-layers with --context-parallel-size > 1 and a mask of the loss (--sft, --eod-mask-loss), "
-        "without --calculate-per-token-loss",
+        when=f"--mtp-num-layers with --context-parallel-size > 1 and {_MASKS}, without --calculate-per-token-loss",
         only_if=_UNEVEN,
         more_links=("NVIDIA/Megatron-LM#7498",),
         state="open",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
-        second_reading="sources of 0.16.1 to 0.18.2; the pull requests, of which #7498 alone is about MTP; its "
-        "program; doctor with and without masks",
+        second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull requests, of which #7498 "
+        "alone is about MTP; its program; doctor with and without masks",
     ),
     Defect(
         "ML-7513c",
@@ -124,14 +129,13 @@ DEFECTS = (
         severity=1,
         signs=_MEAN_OF_RANK,
         affects=lambda run: _cuts_sequences_with_a_mean(run) and not masks_loss(run),
-        when="--mtp-num-layers with --context-parallel-size > 1, without a mask of the loss and without "
-        "--calculate-per-token-loss",
+        when=f"--mtp-num-layers with --context-parallel-size > 1, without --calculate-per-token-loss, and {_NO_MASKS}",
         more_links=("NVIDIA/Megatron-LM#7498",),
         state="open",
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
-        second_reading="sources of 0.16.1 to 0.18.2; the pull requests, of which #7498 alone is about MTP; doctor "
-        "with and without masks",
+        second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull requests, of which #7498 "
+        "alone is about MTP; doctor with and without masks",
     ),
     Defect(
         id="ML-6010",
@@ -147,6 +151,6 @@ DEFECTS = (
         only_if="its trainer passes a loss_mask",
         state="fixed on main",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="the calls of the language model in 0.16.1, 0.19.0 and main; the fixing commit",
     ),
 )

@@ -16,6 +16,7 @@ from ..defects.declare import Defect, Sign
 
 _MTP = "megatron.core.transformer.multi_token_prediction"
 _SETUP = "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer"
+_SELECTIVE = "--recompute-granularity selective, without --recompute-method and --recompute-num-layers"
 _DETACHED = "megatron.core.transformer.transformer_config:TransformerConfig.mtp_detach_heads"
 
 
@@ -24,6 +25,11 @@ def _pads_packed_sequences(run: Any) -> bool:
     specs = run.packed_sequence_specs or run.offline_packing_specs
     multiple = run.pad_seq_to_mult or getattr(specs, "pad_seq_to_mult", None)
     return isinstance(multiple, int) and multiple > 1
+
+
+def _overlaps_in_ddp(run: Any) -> bool:
+    """True if Megatron's DDP reduces gradients during backward; Megatron-FSDP has other buffers."""
+    return bool(run.overlap_grad_reduce and not run.use_megatron_fsdp)
 
 
 def _has_unused_weight(run: Any) -> bool:
@@ -61,8 +67,8 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="roll-padded-packed-sequences",
-        second_reading="sources of all releases, of their trainers' packs, of Megatron-Bridge and verl; the pull "
-        "requests; its program",
+        second_reading="sources of all releases and of main, of their trainers' packs, of Megatron-Bridge and verl; "
+        "the pull requests; its program",
     ),
     Defect(
         "ML-3457",
@@ -78,9 +84,9 @@ DEFECTS = (
         when="--mtp-num-layers with --recompute-granularity full",
         state="fixed in 0.19.0",
         evidence="reproduced",
-        instead="--recompute-granularity selective",
+        instead=_SELECTIVE,
         patch="derive-mtp-labels",
-        second_reading="sources of 0.18.2 to main and the fixing commit; its program; doctor with other recomputation",
+        second_reading="sources of 0.17.1 to main and the fixing commit; its program; doctor with other recomputation",
     ),
     Defect(
         "ML-4593",
@@ -88,10 +94,10 @@ DEFECTS = (
         severity=5,
         signs=Sign(f"{_MTP}:MultiTokenPredictionLayer._checkpointed_forward", lacks="custom_forward"),
         affects=lambda run: recomputes_heads(run) and run.fp8,
-        when="--mtp-num-layers with --recompute-granularity full and --fp8-format",
+        when="--mtp-num-layers with --recompute-granularity full, --recompute-method uniform and --fp8-format",
         state="fixed in 0.18.0",
         evidence="reproduced",
-        instead="--recompute-granularity selective",
+        instead=_SELECTIVE,
         patch="recompute-quantized-mtp-heads",
         seen_by="moves",
         second_reading="sources of 0.16.1 to main; its program; doctor with other recomputation",
@@ -103,11 +109,12 @@ DEFECTS = (
         severity=3,
         signs=Sign(f"{_MTP}:MultiTokenPredictionLayer._checkpointed_forward", lacks="custom_forward"),
         affects=lambda run: recomputes_heads(run) and run.sft is not False and not run.fp8,
-        when="--mtp-num-layers with --recompute-granularity full and packed sequences (--sft)",
+        when="--mtp-num-layers with --recompute-granularity full, --recompute-method uniform and packed sequences "
+        "(--sft), without --fp8-format",
         only_if="sequences are packed",
         state="fixed in 0.18.0",
         evidence="reproduced",
-        instead="--recompute-granularity selective",
+        instead=_SELECTIVE,
         patch="recompute-quantized-mtp-heads",
         second_reading="sources of 0.16.1 to main; its program; doctor with other recomputation",
     ),
@@ -123,14 +130,17 @@ DEFECTS = (
             and fuses_weight_gradients(run)
             and not run.use_megatron_fsdp
             and not run.disable_parameter_transpose_cache
+            and not recomputes_heads(run)  # a layer that runs again is not in its first microbatch any more
         ),
         when="--mtp-use-repeated-layer with --mtp-num-layers > 1 and layers of TransformerEngine, without "
-        "--no-gradient-accumulation-fusion",
+        "--no-gradient-accumulation-fusion, --disable-parameter-transpose-cache, --use-megatron-fsdp and "
+        "--recompute-method uniform",
         state="fixed after main of 2026-08-22 in bf16, open in fp8 and fp4",
         evidence="reproduced",
         instead="--no-gradient-accumulation-fusion",
         patch="sum-gradients-of-repeated-weights",
-        second_reading="sources of 0.17.1 and 0.19.0; the table of the pull request; its program",
+        second_reading="sources of 0.17.1, 0.19.0 and main; the table of the pull request; its program, also with full "
+        "recomputation",
     ),
     Defect(
         "fsdp-output-weight",
@@ -141,11 +151,13 @@ DEFECTS = (
             has="weight.main_grad = weight.get_main_grad()",
         ),
         affects=_loses_uses_of_output_weight,
-        when="--use-megatron-fsdp with --mtp-num-layers and no --mtp-detach-heads",
+        when="--use-megatron-fsdp with --mtp-num-layers, without --mtp-detach-heads, --freeze-base-model-for-mtp and "
+        "--no-gradient-accumulation-fusion",
         evidence="reproduced",
         instead="--no-gradient-accumulation-fusion",
         patch="sum-gradients-of-repeated-weights",
-        second_reading="sources of 0.19.0 and main; its program; predicate just outside",
+        second_reading="sources of 0.16.1, 0.19.0 and main; its program; validate_args of 0.17.1 to 0.19.2 with its "
+        "way out; predicate just outside",
     ),
     Defect(
         "fsdp-repeated-head",
@@ -153,11 +165,15 @@ DEFECTS = (
         severity=4,
         signs=Sign(f"{_MTP}:MultiTokenPredictionBlock._build_layers", has="self.mtp_use_repeated_layer"),
         affects=lambda run: repeats_a_head(run) and has_megatron_fsdp(run) and fuses_weight_gradients(run),
-        when="--use-megatron-fsdp with --mtp-use-repeated-layer and --mtp-num-layers > 1",
+        when="--use-megatron-fsdp with --mtp-use-repeated-layer and --mtp-num-layers > 1, without "
+        "--no-gradient-accumulation-fusion",
+        only_if="gradients are sharded (optim_grads, optim_grads_params), or the release is 0.19 or older: main adds "
+        "up those of the other strategies, but for the first step, in fp8 the first microbatch of each",
         evidence="reproduced",
         instead="--no-gradient-accumulation-fusion",
         patch="sum-gradients-of-repeated-weights",
-        second_reading="sources of 0.17.1 to main; its program; predicate just outside",
+        second_reading="sources of 0.17.1 to main, and which strategies overwrite there; its program; predicate just "
+        "outside",
     ),
     Defect(
         "detached-overlap",
@@ -170,7 +186,8 @@ DEFECTS = (
         evidence="reproduced",
         instead="leave out --overlap-moe-expert-parallel-comm",
         patch="detach-mtp-heads",
-        second_reading="sources of 0.19.0 and main; its program",
+        second_reading="sources of 0.19.0 and main, which detach only outside the schedule of overlapped experts; its "
+        "program",
     ),
     Defect(
         "detached-embedding",
@@ -181,16 +198,18 @@ DEFECTS = (
         affects=lambda run: (
             _stage_has_embedding_for_heads_alone(run)
             and run.mtp_detach_heads
-            and run.overlap_grad_reduce
+            and _overlaps_in_ddp(run)
             and not run.use_distributed_optimizer
         ),
-        when="--mtp-num-layers with --mtp-detach-heads, --pipeline-model-parallel-size > 1, --overlap-grad-reduce and "
-        "no --use-distributed-optimizer, where embeddings are untied or the heads are not on the last stage",
+        when="--mtp-num-layers with --mtp-detach-heads, --pipeline-model-parallel-size > 1 and --overlap-grad-reduce, "
+        "without --use-distributed-optimizer and --use-megatron-fsdp, where embeddings are untied or the heads are not "
+        "on the last stage",
         introduced_by=("NVIDIA/Megatron-LM#3456",),
         evidence="reproduced",
         instead="--use-distributed-optimizer",
         patch="detach-mtp-heads",
-        second_reading="sources of 0.19.0; predicate with tied embeddings and heads on the last stage; its program",
+        second_reading="sources of 0.19.0 and main; predicate with tied embeddings and heads on the last stage; its "
+        "program, also with the distributed optimizer",
     ),
     Defect(
         "ML-6256",
@@ -220,12 +239,14 @@ DEFECTS = (
             and pipeline_parallel(run) > 1
             and (run.decoupled_lr is not None or "muon" in str(run.optimizer))
         ),
-        when="--mtp-num-layers with --pipeline-model-parallel-size > 1 and --decoupled-lr or --optimizer muon",
+        when="--mtp-num-layers with --pipeline-model-parallel-size > 1 and --decoupled-lr or --optimizer muon or "
+        "dist_muon",
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="tag-mtp-stage-embedding",
         seen_by="copies",
-        second_reading="sources of 0.16.1 and 0.17.1; the pull request; its program; doctor with --decoupled-lr",
+        second_reading="sources of 0.16.1 to 0.18.2; the pull request; its program; doctor with --decoupled-lr and "
+        "with Muon",
     ),
     Defect(
         "tied-output-weight-save",
@@ -235,13 +256,14 @@ DEFECTS = (
         severity=3,
         signs=Sign(_SETUP, lacks="self.output_layer.weight = None"),
         affects=lambda run: _has_unused_weight(run) and run.save and (run.ckpt_format or "torch_dist") == "torch_dist",
-        when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and --save",
+        when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and --save in the format "
+        "torch_dist, where the heads are on the last stage, as by default",
         more_links=("NVIDIA/Megatron-LM#7577",),
         state="open",
         evidence="reproduced",
         instead="--untie-embeddings-and-output-weights",
         patch="drop-unused-output-weight",
-        second_reading="sources of 0.16.1 to 0.19.0; the pull request; doctor with tied and untied embeddings; its "
+        second_reading="sources of 0.16.1 to main; the pull request; doctor with tied and untied embeddings; its "
         "program",
     ),
     Defect(
@@ -250,14 +272,15 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=Sign(_SETUP, lacks="self.output_layer.weight = None"),
-        affects=lambda run: _has_unused_weight(run) and run.overlap_grad_reduce,
-        when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and --overlap-grad-reduce",
+        affects=lambda run: _has_unused_weight(run) and _overlaps_in_ddp(run),
+        when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and --overlap-grad-reduce, "
+        "without --use-megatron-fsdp, where the heads are on the last stage, as by default",
         more_links=("NVIDIA/Megatron-LM#7577",),
         state="open",
         evidence="reproduced",
         instead="--untie-embeddings-and-output-weights",
         patch="drop-unused-output-weight",
-        second_reading="sources of 0.16.1 to 0.19.0; the pull request; doctor with tied and untied embeddings; its "
-        "program, also with the distributed optimizer",
+        second_reading="sources of 0.16.1 to main; the pull request; doctor with tied and untied embeddings and with "
+        "Megatron-FSDP; its program, also with the distributed optimizer",
     ),
 )

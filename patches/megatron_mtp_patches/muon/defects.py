@@ -82,13 +82,14 @@ DEFECTS = (
         affects=lambda run: (
             "muon" in str(run.optimizer) and (run.clip_grad or 0.0) > 0.0 and not run.clip_orthogonalizing_optimizers
         ),
-        when="--optimizer muon or dist_muon with --clip-grad",
+        when="--optimizer muon, adaptive_muon or dist_muon with --clip-grad above 0, as by default",
         more_links=("NVIDIA/Megatron-LM#5395",),
         state="open",
         evidence="reproduced",
         only_if="the gradients of one module are many orders of magnitude larger than those of the others",
         patch="exempt-muon-from-clipping",
-        second_reading="the issue and the pull request; doctor with Muon and Adam; its program",
+        second_reading="sources of 0.16.1 to main; the issue and the pull request; doctor with Muon and Adam; its "
+        "program",
     ),
     Defect(
         "EO-238",
@@ -98,7 +99,7 @@ DEFECTS = (
             "emerging_optimizers.orthogonalized_optimizers.muon_utils:newton_schulz", lacks="normalize_in_double"
         ),
         affects=lambda run: "muon" in str(run.optimizer),
-        when="--optimizer muon or dist_muon",
+        when="--optimizer muon, adaptive_muon or dist_muon",
         state="fixed in emerging-optimizers 0.4.0",
         evidence="reproduced",
         only_if="the gradient of a matrix has a norm below 1e-9",
@@ -116,13 +117,14 @@ DEFECTS = (
         affects=lambda run: (
             run.attention_output_gate and "muon" in str(run.optimizer) and run.muon_split_qkv is not False
         ),
-        when="--attention-output-gate with --optimizer muon or dist_muon",
+        when="--attention-output-gate with --optimizer muon, adaptive_muon or dist_muon and muon_split_qkv, as by default",
         more_links=("NVIDIA/Megatron-LM#4728",),
         state="fixed in 0.19.0",
         evidence="reproduced",
-        instead="--muon-no-split-qkv",
+        instead="--muon-no-split-qkv, with which Muon orthogonalizes the whole weight as one matrix",
         patch="split-gated-qkv-for-muon",
-        second_reading="the fixing commit; sources of 0.16.1; its program; doctor with --muon-no-split-qkv",
+        second_reading="the fixing commit; sources of 0.16.1 to 0.19.0; its program; doctor with --muon-no-split-qkv "
+        "and adaptive_muon",
     ),
     Defect(
         "ML-4646",
@@ -143,25 +145,25 @@ DEFECTS = (
         evidence="reproduced",
         only_if="a largest logit is over --qk-clip-threshold (hybrid and fp32 models, Megatron-FSDP: always)",
         patch="clip-qk-of-all-layers",
-        second_reading="sources of 0.16.1 and 0.19.0; the pull request #7382; doctor with and without tensor "
-        "parallelism; its program",
+        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main; the pull request #7382; doctor with and without "
+        "tensor parallelism; its program",
     ),
     Defect(
         "qk-clip-heads",
-        "QK clipping leaves out the attention of MTP heads, however large their logits are",
+        "QK clipping leaves out the attention of MTP layers, however large its logits are",
         severity=3,
         signs=_VISITS_DECODER,
         affects=lambda run: run.qk_clip and run.mtp_num_layers,
         when="--qk-clip with --mtp-num-layers",
         evidence="reproduced",
-        only_if="the largest logit of a head of their attention is over --qk-clip-threshold",
+        only_if="the largest logit of an attention head of an MTP layer is over --qk-clip-threshold",
         patch="clip-qk-of-all-layers",
-        second_reading="source of 0.19.0; doctor with and without MTP heads; its program",
+        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main; doctor with and without MTP heads; its program",
     ),
     Defect(
         "qk-clip-negative-logits",
-        "A head whose largest logit is negative gets weights of NaN as soon as QK clipping scales another head of its "
-        "layer",
+        "An attention head whose largest logit is negative gets weights of NaN as soon as QK clipping scales another "
+        "head of its layer",
         severity=3,
         signs=Sign(
             "megatron.core.transformer.attention:SelfAttention.clip_qk",
@@ -175,7 +177,8 @@ DEFECTS = (
         only_if="all logits of a head, or of all heads of a query group, are negative in a step",
         patch="clip-qk-of-all-layers",
         seen_by="finite",
-        second_reading="source of 0.19.0, of MLA as well; the pull request; its program; the scale of severities",
+        second_reading="sources of 0.16.1, 0.18.2 and main, of MLA as well; the pull request; its program; the scale "
+        "of severities",
     ),
     Defect(
         "qk-clip-validation",
@@ -187,11 +190,11 @@ DEFECTS = (
         evidence="reproduced",
         only_if="a logit of the validation is larger than those of the step",
         patch="clip-qk-of-all-layers",
-        second_reading="sources of 0.16.1 and 0.19.0 and of their trainers; its program",
+        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main and of their trainers; its program",
     ),
     Defect(
         "attention-logit-of-last-rank",
-        "The logged maximum of the attention logits is that of the heads and layers of the last rank",
+        "The logged maximum of the attention logits is that of the attention heads and layers of the last rank alone",
         kind="wrong log",
         severity=1,
         signs=_VISITS_DECODER,
@@ -202,7 +205,7 @@ DEFECTS = (
         when=("--log-max-attention-logit with --tensor-model-parallel-size > 1 or --pipeline-model-parallel-size > 1"),
         evidence="reproduced",
         patch="clip-qk-of-all-layers",
-        second_reading="sources of 0.16.1 and 0.19.0 and what their trainers log; its program",
+        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main and what their trainers log; its program",
     ),
     Defect(
         id="ML-5067",
@@ -221,7 +224,7 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="clip-qk-of-all-layers",
-        second_reading="source of 0.19.0; the fixing commit's title; doctor with --log-max-attention-logit; its "
-        "program",
+        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main; doctor with --log-max-attention-logit on 0.17.1 to "
+        "0.19.2; its program",
     ),
 )

@@ -30,6 +30,24 @@ def _has_duplicated_layers(run: Any) -> bool:
     return bool(tensor_parallel(run) > 1 and (has_latent_attention or (run.num_experts and run.moe_latent_size)))
 
 
+def _may_have_norm_of_nan(run: Any) -> bool:
+    """True if nothing looks for NaN before the gradient norm: neither the loss scaler nor Megatron's check."""
+    return not (run.fp16 or run.check_for_nan_in_loss_and_grad or run.check_for_nan_in_grad)
+
+
+def _measures_half_precision(run: Any) -> bool:
+    """True if the optimizer gets the gradients of parameters in half precision as DDP has them, in half precision."""
+    is_read_as_it_is = (
+        (run.fp8_recipe or "delayed") == "delayed"
+        or run.optimizer_cpu_offload
+        or type_name(run.main_params_dtype) == "float16"
+    )
+    if run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32 or not is_read_as_it_is:
+        return False
+    is_reduced_in_16_bits = run.grad_reduce_in_bf16 or run.fp16 or (run.bf16 and run.grad_reduce_in_fp32 is False)
+    return bool(type_name(run.main_grads_dtype) == "bfloat16" or is_reduced_in_16_bits)
+
+
 _HELPER = "megatron.core.transformer.multi_token_prediction:MTPLossLoggingHelper"
 
 
@@ -47,20 +65,22 @@ DEFECTS = (
         only_if="a rank owns no main parameters",
         patch="skip-update-on-large-grad-norm",
         seen_by="copies",
-        second_reading="sources of 0.18.2 and 0.19.0; its program; the scale of severities",
+        second_reading="sources of 0.18.2, 0.19.0 and main; its program; the scale of severities",
     ),
     Defect(
         "ML-3460b",
         "An update whose gradient norm is NaN is not skipped",
         severity=3,
         signs=_SKIPS_IN_CHAIN,
-        affects=_has_threshold,
-        when=_THRESHOLD,
+        affects=lambda run: _has_threshold(run) and _may_have_norm_of_nan(run),
+        when=f"{_THRESHOLD} with --no-check-for-nan-in-loss-and-grad, without which the run ends before the update, "
+        "and without --fp16",
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
         seen_by="finite",
-        second_reading="sources of 0.18.2 and 0.19.0; its program",
+        second_reading="sources of 0.18.2, 0.19.0 and main, and what looks for NaN there before the update; its "
+        "program",
     ),
     Defect(
         "ML-3460c",
@@ -72,24 +92,26 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
-        second_reading="sources of 0.18.2 and 0.19.0; its program",
+        second_reading="sources of 0.18.2, 0.19.0 and main; its program",
     ),
     Defect(
         "ML-4116",
-        "Ranks clip the MTP heads by different norms, because that norm is reduced over the wrong ranks",
+        "Ranks clip the MTP layers by different norms, because that norm is reduced over the wrong ranks",
         severity=4,
         signs=Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),
         affects=lambda run: run.mtp_detach_heads and is_layer_wise(run),
-        when="--mtp-detach-heads with --optimizer dist_muon, or muon with use_layer_wise_distributed_optimizer",
+        when="--mtp-detach-heads with --optimizer dist_muon, or with use_layer_wise_distributed_optimizer, which "
+        "Megatron's trainer sets where another optimizer than Adam and SGD has the distributed optimizer",
         introduced_by=("NVIDIA/Megatron-LM#4116",),
         evidence="reproduced",
         patch="clip-mtp-grads-separately",
         seen_by="norm",
-        second_reading="source of 0.19.0; its program",
+        second_reading="sources of 0.19.0 and main, and what sets the layer-wise optimizer there; its program; doctor "
+        "with muon and --use-distributed-optimizer",
     ),
     Defect(
         "ML-4116b",
-        "The MTP heads are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
+        "The MTP layers are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
         severity=3,
         signs=Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),
         affects=lambda run: run.mtp_detach_heads and has_megatron_fsdp(run),
@@ -98,7 +120,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="clip-mtp-grads-separately",
         seen_by="norm",
-        second_reading="source of 0.19.0; predicate with Megatron-FSDP 2; its program",
+        second_reading="sources of 0.19.0 and main; predicate with Megatron-FSDP 2; its program",
     ),
     Defect(
         "ML-7338",
@@ -107,20 +129,21 @@ DEFECTS = (
         severity=3,
         signs=Sign("megatron.core.optimizer.clip_grads:get_grad_norm_fp32", has="[grads_for_norm], False"),
         affects=lambda run: (  # Megatron-FSDP does not read it
-            run.use_precision_aware_optimizer
-            and type_name(run.main_grads_dtype) == "bfloat16"
-            and not run.use_megatron_fsdp
+            run.use_precision_aware_optimizer and _measures_half_precision(run) and not run.use_megatron_fsdp
         ),
-        when="--use-precision-aware-optimizer with --main-grads-dtype bf16, without --use-megatron-fsdp",
+        when="--use-precision-aware-optimizer with gradients in half precision (--main-grads-dtype bf16, "
+        "--grad-reduce-in-bf16, or --fp16 without --accumulate-allreduce-grads-in-fp32), without --use-megatron-fsdp "
+        "and a --fp8-recipe other than delayed",
         only_if="the model keeps some parameters in fp32",
-        instead="--main-grads-dtype fp32",
+        instead="reduce gradients in fp32: with --accumulate-allreduce-grads-in-fp32, without --main-grads-dtype bf16 "
+        "and --grad-reduce-in-bf16",
         more_links=("NVIDIA/Megatron-LM#7279",),
         state="open",
         evidence="reproduced",
         patch="read-gradients-in-their-dtype",
         seen_by="norm",
-        second_reading="source of 0.19.0 and who reads --main-grads-dtype; the issue and the pull request; predicate "
-        "with Megatron-FSDP; its program",
+        second_reading="sources of 0.16.1, 0.19.0 and main and what decides the dtype of gradients there; the issue "
+        "and the pull request; predicate with Megatron-FSDP; its program, also without --main-grads-dtype",
     ),
     Defect(
         "ML-5530",
@@ -136,12 +159,13 @@ DEFECTS = (
         only_if="a rank trains no parameter",
         state="fixed in 0.19.0",
         evidence="reproduced",
-        second_reading="the fixing commit; its program",
+        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0, and who asks for a norm; the fixing commit; its program",
     ),
     Defect(
         id="ML-4084",
-        effect="The gradient norm counts the embedding and the output layer, with the local implementation all linear "
-        "layers, of the first tensor-parallel rank only, so gradients are clipped too little",
+        effect="The gradient norm is too small, and gradients are clipped too little: it counts only the first "
+        "tensor-parallel rank's part of the embedding and the output layer (with --transformer-impl local, of all "
+        "linear layers)",
         severity=4,
         signs=Sign(
             f"{_LAYERS}:VocabParallelEmbedding.__init__",
@@ -155,7 +179,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-uninitialized-shards",
         seen_by="norm",
-        second_reading="source of 0.17.1; its program; doctor with --no-initialization",
+        second_reading="sources of 0.16.1 to 0.18.2; its program; doctor with --no-initialization on 0.17.1 to 0.19.2",
     ),
     Defect(
         id="ML-3213",
@@ -168,12 +192,14 @@ DEFECTS = (
             lacks="'tensor_model_parallel', False",
         ),
         affects=_has_duplicated_layers,
-        when="--tensor-model-parallel-size > 1 with --multi-latent-attention or --moe-latent-size",
+        when="--tensor-model-parallel-size > 1 with --multi-latent-attention (not with --transformer-impl local) or "
+        "--num-experts and --moe-latent-size",
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="count-duplicated-weights-once",
         seen_by="norm",
-        second_reading="source of 0.16.1; the fixing commit; its program",
+        second_reading="sources of 0.16.1 and 0.17.1, and which layers are duplicated there; the fixing commit; its "
+        "program",
     ),
     Defect(
         "mtp-loss-of-skipped-steps",
@@ -186,6 +212,6 @@ DEFECTS = (
         when="--mtp-num-layers with --fp16",
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
-        second_reading="source of 0.18.2 and its trainer's counters; its program",
+        second_reading="sources of 0.18.2 and 0.19.0 and their trainers' counters; its program",
     ),
 )

@@ -11,7 +11,9 @@ _BUFFER = "megatron.core.distributed.param_and_grad_buffer"
 _START_SYNC = f"{_BUFFER}:_ParamAndGradBucketGroup.start_param_sync"
 _DDP = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel"
 _DISTRIBUTED = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
-_SHARED = "--fp8-recipe mxfp8 with --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag"
+_SHARED = (
+    "--fp8-recipe mxfp8 with --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag (without --use-megatron-fsdp)"
+)
 # Each needs the other: without the second TransformerEngine cannot place MXFP8 parameters in a buffer.
 _NOT_SHARED = "leave out --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag"
 
@@ -69,13 +71,17 @@ DEFECTS = (
             has="self.config.fp8 is not None",
             lacks="quant_recipe",
         ),
-        affects=lambda run: run.te_precision_config_file and not (run.fp8 or run.fp4),
-        when="--te-precision-config-file without --fp8-format and --fp4-format",
+        affects=lambda run: (
+            run.te_precision_config_file and not (run.fp8 or run.fp4 or run.disable_parameter_transpose_cache)
+        ),
+        when="--te-precision-config-file without --fp8-format, --fp4-format and --disable-parameter-transpose-cache",
         only_if="the file quantizes a layer",
+        instead="--disable-parameter-transpose-cache, with which layers quantize their weights in each microbatch",
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="quantize-weights-of-each-step",
-        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; its program",
+        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0, and TransformerEngine's linear layer; its program; "
+        "doctor with its way out",
     ),
     Defect(
         id="ML-4800",
@@ -96,7 +102,7 @@ DEFECTS = (
         more_links=("NVIDIA/Megatron-LM#4982",),
         state="fixed in 0.18.0",
         evidence="reproduced",
-        second_reading="sources of 0.17.1; its program; the scale of severities",
+        second_reading="sources of 0.16.1, 0.17.1 and 0.18.2; its program; the scale of severities",
     ),
     Defect(
         id="ML-3007",
@@ -124,9 +130,10 @@ DEFECTS = (
         affects=lambda run: _gathers_late(run) and (_saves(run) or _evaluates(run)),
         when=f"{_SHARED}, --overlap-param-gather, and --save-interval or --eval-interval",
         instead=_NOT_SHARED,
-        state="fixed in 0.18.0",
+        state="fixed in 0.18.0, where ML-5236 takes its place at each save",
         evidence="read",
-        second_reading="sources of 0.16.1 and 0.18.2; doctor with saves and evaluations",
+        second_reading="sources of 0.16.1 and 0.18.2, and of the trainer's saves and evaluations there; doctor with "
+        "saves and evaluations",
     ),
     Defect(
         id="ML-6135a",
@@ -146,8 +153,9 @@ DEFECTS = (
     ),
     Defect(
         id="ML-6135b",
-        effect="MTP heads compute in half precision: with overlapped communication of experts they count as the first "
-        "layer, which --first-last-layers-bf16 leaves out",
+        effect="The first MTP layer computes in half precision: with overlapped communication of experts it counts as "
+        "the first layer of the model, which --first-last-layers-bf16 leaves out (more MTP layers do with more "
+        "--num-layers-at-start-in-bf16)",
         severity=2,
         signs=Sign(
             "megatron.core.models.common.model_chunk_schedule_plan:TransformerLayerSchedulePlan.get_fp8_context",
@@ -176,29 +184,29 @@ DEFECTS = (
         when="a hybrid model with --fp4-format",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="sources of 0.16.1 and 0.17.1",
     ),
     Defect(
         id="ML-3363",
-        effect="fp8_dot_product_attention has no effect with NVFP4: attention computes in half precision",
+        effect="--fp8-dot-product-attention has no effect with NVFP4: attention computes in half precision",
         severity=1,
         signs=Sign("megatron.core.fp4_utils:", has="NVFP4BlockScaling()", lacks="fp8_dpa="),
         affects=lambda run: run.fp4 and run.fp8_dot_product_attention,
-        when="--fp4-format with fp8_dot_product_attention",
+        when="--fp4-format with --fp8-dot-product-attention",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="sources of 0.16.1 and 0.17.1, for fp8 as well; the flags, which validate_args accepts",
     ),
     Defect(
         id="ML-4066",
-        effect="fp8_dot_product_attention has no effect with MXFP8: attention computes in half precision",
+        effect="--fp8-dot-product-attention has no effect with MXFP8: attention computes in half precision",
         severity=1,
         signs=Sign("megatron.core.fp8_utils:", has="MXFP8BlockScaling(fp8_format=fp8_format)"),
         affects=lambda run: run.fp8 and run.fp8_recipe == "mxfp8" and run.fp8_dot_product_attention,
-        when="--fp8-format with --fp8-recipe mxfp8 and fp8_dot_product_attention",
+        when="--fp8-format with --fp8-recipe mxfp8 and --fp8-dot-product-attention",
         state="fixed in 0.18.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="sources of 0.16.1, 0.17.1 and 0.18.2; the flags, which validate_args accepts",
     ),
     Defect(
         id="ML-6666",
@@ -209,7 +217,8 @@ DEFECTS = (
         affects=lambda run: (
             (run.fp8_param_gather or run.fp4_param_gather) and run.use_distributed_optimizer and loads_optimizer(run)
         ),
-        when="--fp8-param-gather or --fp4-param-gather with --use-distributed-optimizer and --load",
+        when="--fp8-param-gather or --fp4-param-gather with --use-distributed-optimizer and --load, without "
+        "--no-load-optim and --finetune",
         state="fixed after main of 2026-08-22",
         evidence="reported",
         second_reading="the pull request",

@@ -50,16 +50,16 @@ DEFECTS = (
             and not run.use_megatron_fsdp
         ),
         when="--save in the format torch_dist with --dist-ckpt-optim-fully-reshardable and "
-        "--use-distributed-optimizer, and --overlap-grad-reduce or, with --pipeline-model-parallel-size > 1, tied "
-        "embeddings or MTP heads",
+        "--use-distributed-optimizer (without --no-save-optim and --use-megatron-fsdp), and --overlap-grad-reduce or, "
+        "with --pipeline-model-parallel-size > 1, tied embeddings or MTP layers",
         only_if="a bucket before the last one has padding: its number of elements is not a multiple of 128 and of the "
         "data-parallel size, or --ddp-pad-buckets-for-high-nccl-busbw",
         state="fixed on main",
         evidence="reproduced",
         patch="save-own-state-of-each-param",
         seen_by="cast",
-        second_reading="sources of 0.16.1, 0.17.1 and 0.18.2, and where each has buckets; its program; predicate just "
-        "outside",
+        second_reading="sources of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main, and where each has buckets; its program; "
+        "predicate just outside",
     ),
     Defect(
         id="ML-2288",
@@ -72,18 +72,19 @@ DEFECTS = (
             has="async_req.preload_fn()",
             lacks="preloaded_holder",
         ),
-        affects=lambda run: run.async_save and not run.use_persistent_ckpt_worker,
+        affects=lambda run: run.async_save and not run.use_persistent_ckpt_worker and not run.is_of_megatron_trainer,
         when="--async-save without --use-persistent-ckpt-worker, in other trainers than Megatron's, which then saves "
         "synchronously",
         only_if="the process reuses that memory before the write ends (a race)",
         instead="--use-persistent-ckpt-worker",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="source of 0.16.1 and what its trainer does; the fixing commit",
+        second_reading="sources of 0.16.1 and 0.17.1 and what their trainers do; the fixing commit",
     ),
     Defect(
         id="ML-4678",
-        effect="A checkpoint in the old format lacks the shards of some tensor-parallel ranks",
+        effect="A checkpoint in the old format (--ckpt-format torch) lacks the shards of the last tensor-parallel "
+        "ranks: it has as many as there are ranks with different experts",
         kind="lost state",
         severity=3,
         signs=Sign(
@@ -102,7 +103,7 @@ DEFECTS = (
         instead="--ckpt-format torch_dist",
         state="fixed in 0.18.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="sources of 0.16.1 and 0.18.2; doctor under its flags on 0.17.1 and 0.18.2",
     ),
     Defect(
         id="ML-3936",
@@ -138,20 +139,21 @@ DEFECTS = (
         affects=lambda run: (
             run.use_torch_fsdp2
             and (run.swiglu or run.gated_linear_unit)
-            and run.ckpt_format == "torch_dist"
+            and (run.ckpt_format or "torch_dist") == "torch_dist"
             and (run.save or run.load)
         ),
         when="--use-torch-fsdp2 with --swiglu and --ckpt-format torch_dist",
-        only_if="ML-4953 is fixed there, and the checkpoint is converted, or loaded with another data- or "
-        "tensor-parallel size",
+        only_if="ML-4953, which ends each run of PyTorch's FSDP2 in its first step, is repaired there, and the "
+        "checkpoint is converted or loaded with another data- or tensor-parallel size",
         state="fixed in 0.19.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0, and what ends each run of these releases; the fixing "
+        "commit",
     ),
     Defect(
         id="ML-6271",
         effect="Loading skips weights that the checkpoint names otherwise, and these keep their initial values: MTP "
-        "heads of 0.16, or MLA's down projections after a change of --mla-down-proj-fusion",
+        "layers of 0.16, or MLA's down projections after a change of --mla-down-proj-fusion",
         kind="lost state",
         severity=2,
         signs=Sign(
@@ -172,6 +174,8 @@ DEFECTS = (
         instead="leave out --no-strict-fsdp-dtensor-load: loading then ends in an error",
         state="fixed on main",
         evidence="read",
+        second_reading="sources of 0.16.1 to main, and who calls the function that #6271 has added; doctor under its "
+        "flags on 0.17.1 to 0.19.2",
     ),
     Defect(
         id="ML-3736",
@@ -180,14 +184,17 @@ DEFECTS = (
         kind="lost state",
         severity=2,
         signs=Sign(f"{_CHECKPOINTING}:get_rng_state", has="if ep_size > 1:"),
-        affects=lambda run: _keeps_random_state(run) and run.ckpt_format == "torch_dist" and expert_parallel(run) > 1,
+        affects=lambda run: (
+            _keeps_random_state(run) and (run.ckpt_format or "torch_dist") == "torch_dist" and expert_parallel(run) > 1
+        ),
         when="--ckpt-format torch_dist with --expert-model-parallel-size > 1",
         only_if="the checkpoint is loaded with another number of ranks, or by 0.17 or newer",
         instead="--no-load-rng in the run that loads it",
         introduced_by=("NVIDIA/Megatron-LM#2658",),
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="sources of 0.16.1 and 0.17.1; titles of both pull requests",
+        second_reading="sources of 0.16.1 and 0.17.1, with the shape that each gives the state; titles of both pull "
+        "requests",
     ),
     Defect(
         id="tensor-properties-of-newer-torch",

@@ -10,6 +10,10 @@ from ..defects.declare import Defect, Sign
 _LOADING = "megatron.training.checkpointing:load_checkpoint"
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
 _KEYS = f"{_OPTIMIZER}:param_group_identifier_keys"
+_LOADS_MAIN_PARAMS = (
+    "--load-main-params-from-ckpt with --num-experts, --expert-model-parallel-size > 1, --use-distributed-optimizer, "
+    "--bf16 or --fp16"
+)
 
 
 def _has_learning_rates_of_groups(run: Any) -> bool:
@@ -18,8 +22,15 @@ def _has_learning_rates_of_groups(run: Any) -> bool:
 
 
 def _loads_main_params_of_experts(run: Any) -> bool:
-    """True if main parameters are made of a checkpoint's model, and experts have a separate optimizer."""
-    return bool(run.load_main_params_from_ckpt and run.num_experts and expert_parallel(run) > 1)
+    """True if distributed optimizers make main parameters of a checkpoint's model, and experts have a separate one."""
+    has_experts = run.num_experts and expert_parallel(run) > 1
+    is_distributed = run.use_distributed_optimizer and (run.bf16 or run.fp16)
+    return bool(run.load_main_params_from_ckpt and is_distributed and has_experts)
+
+
+def _keeps_main_params_apart(run: Any) -> bool:
+    """True if the distributed optimizer itself, not its inner optimizer or Megatron-FSDP, has main parameters."""
+    return not (run.use_precision_aware_optimizer or run.use_megatron_fsdp)
 
 
 DEFECTS = (
@@ -46,7 +57,7 @@ DEFECTS = (
         signs=Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),
         fixed_by=Sign(_LOADING, has='param_group["max_lr"] = max_lr'),
         affects=lambda run: loads_optimizer(run) and run.override_opt_param_scheduler,
-        when="--load with --override-opt-param-scheduler",
+        when="--load (without --no-load-optim or --finetune) with --override-opt-param-scheduler",
         only_if="--lr or --min-lr differs from the checkpoint's",
         more_links=(
             "NVIDIA/Megatron-LM#1138",
@@ -63,16 +74,19 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=Sign(_KEYS, has="_param_group_override_keys"),
-        affects=lambda run: (
-            loads_optimizer(run) and (run.override_opt_param_scheduler or run.use_checkpoint_opt_param_scheduler)
+        affects=lambda run: (  # Megatron-FSDP takes the checkpoint's groups as they are
+            loads_optimizer(run)
+            and (run.override_opt_param_scheduler or run.use_checkpoint_opt_param_scheduler)
+            and not has_megatron_fsdp(run)
         ),
-        when="--load with --override-opt-param-scheduler or --use-checkpoint-opt-param-scheduler",
+        when="--load (without --no-load-optim or --finetune) with --override-opt-param-scheduler or "
+        "--use-checkpoint-opt-param-scheduler, without --use-megatron-fsdp",
         only_if="--lr or --min-lr differs from the checkpoint's",
         introduced_by=("NVIDIA/Megatron-LM#4705",),
         state="open",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
-        second_reading="sources of 0.19.0 and main; its program",
+        second_reading="sources of 0.19.0 and main, and which optimizers look for groups there; its program",
     ),
     Defect(
         id="ML-7173",
@@ -86,12 +100,13 @@ DEFECTS = (
             and run.override_opt_param_scheduler
             and _has_learning_rates_of_groups(run)
         ),
-        when="--load with --override-opt-param-scheduler, and --decoupled-lr or --use-mup",
+        when="--load (without --no-load-optim or --finetune) with --override-opt-param-scheduler, and --decoupled-lr "
+        "or --use-mup",
         introduced_by=("NVIDIA/Megatron-LM#3720",),
         state="open",
         evidence="read",
         patch="keep-learning-rates-at-resume",
-        second_reading="source of main; the issue",
+        second_reading="sources of 0.19.0 and main; the issue",
     ),
     Defect(
         id="ML-5071",
@@ -108,8 +123,8 @@ DEFECTS = (
             and loads_model_only(run)
             and (not run.use_precision_aware_optimizer or run.fp8_param_gather)
         ),
-        when="--optimizer-cpu-offload with --finetune or --no-load-optim, and --fp8-param-gather or (in other trainers "
-        "than Megatron's) without --use-precision-aware-optimizer",
+        when="--optimizer-cpu-offload with --pretrained-checkpoint, or with --load and --finetune or --no-load-optim, "
+        "and with --fp8-param-gather or (in other trainers than Megatron's) without --use-precision-aware-optimizer",
         state="open",
         evidence="reproduced",
         patch="refresh-offloaded-params",
@@ -118,14 +133,20 @@ DEFECTS = (
     ),
     Defect(
         id="ML-3676a",
-        effect="--load-main-params-from-ckpt makes the experts' main parameters of weights in half precision",
+        effect="--load-main-params-from-ckpt makes the experts' main parameters of the model's weights in half "
+        "precision, not of those that the checkpoint has in fp32",
         severity=2,
         signs=Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),
-        affects=lambda run: _loads_main_params_of_experts(run) and not run.virtual_pipeline_model_parallel_size,
-        when="--load-main-params-from-ckpt with --num-experts and --expert-model-parallel-size > 1",
+        affects=lambda run: (
+            _loads_main_params_of_experts(run)
+            and _keeps_main_params_apart(run)
+            and not run.virtual_pipeline_model_parallel_size
+        ),
+        when=f"{_LOADS_MAIN_PARAMS}, without interleaved stages, --use-precision-aware-optimizer and "
+        "--use-megatron-fsdp",
         state="fixed in 0.18.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="sources of 0.16.1, 0.17.1 and 0.18.2, and which optimizers read a checkpoint so",
     ),
     Defect(
         id="ML-3676b",
@@ -134,9 +155,9 @@ DEFECTS = (
         severity=3,
         signs=Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),
         affects=lambda run: _loads_main_params_of_experts(run) and run.virtual_pipeline_model_parallel_size,
-        when="--load-main-params-from-ckpt with --num-experts, --expert-model-parallel-size > 1 and interleaved stages",
+        when=f"{_LOADS_MAIN_PARAMS} and interleaved stages",
         state="fixed in 0.18.0",
         evidence="read",
-        second_reading="the fixing commit",
+        second_reading="sources of 0.16.1, 0.17.1 and 0.18.2, and which optimizers read a checkpoint so",
     ),
 )
