@@ -82,19 +82,25 @@ DEFECTS = (
         fixed_by=Sign(f"{_MTP}:MultiTokenPredictionLayer._checkpointed_forward", has="padding_mask"),
         affects=lambda run: run.mtp_num_layers and run.recompute_granularity == "full",
         when="--mtp-num-layers with --recompute-granularity full",
+        more_links=("NVIDIA/Megatron-LM#4933", "NVIDIA/Megatron-LM#6367"),
+        introduced_by=("NVIDIA/Megatron-LM#2645", "NVIDIA/Megatron-LM#4593"),
         state="fixed in 0.19.0",
         evidence="reproduced",
         instead=_SELECTIVE,
         patch="derive-mtp-labels",
-        second_reading="sources of 0.17.1 to main and the fixing commit; its program; doctor with other recomputation",
+        second_reading="sources of 0.17.1 to main, the fixing commit and the issue; its program; doctor with other "
+        "recomputation",
     ),
     Defect(
         "ML-4593",
-        "MTP heads get no gradient, because TransformerEngine's checkpoint does not see their tensors",
+        "MTP heads get no gradient and do not learn, because TransformerEngine's checkpoint does not see their "
+        "tensors; with --overlap-grad-reduce an assertion of DDP fails in the second step, where a bucket has other "
+        "parameters",
         severity=5,
         signs=Sign(f"{_MTP}:MultiTokenPredictionLayer._checkpointed_forward", lacks="custom_forward"),
         affects=lambda run: recomputes_heads(run) and run.fp8,
         when="--mtp-num-layers with --recompute-granularity full, --recompute-method uniform and --fp8-format",
+        more_links=("NVIDIA/Megatron-LM#4765", "NVIDIA/Megatron-LM#4766"),
         state="fixed in 0.18.0",
         evidence="reproduced",
         instead=_SELECTIVE,

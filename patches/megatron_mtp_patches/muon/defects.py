@@ -100,11 +100,13 @@ DEFECTS = (
         ),
         affects=lambda run: "muon" in str(run.optimizer),
         when="--optimizer muon, adaptive_muon or dist_muon",
+        more_links=("NVIDIA-NeMo/Emerging-Optimizers#229", "NVIDIA-NeMo/Emerging-Optimizers#230"),
         state="fixed in emerging-optimizers 0.4.0",
         evidence="reproduced",
         only_if="the gradient of a matrix has a norm below 1e-9",
         patch="keep-newton-schulz-scale-invariant",
-        second_reading="the source of emerging-optimizers 0.3.0 and the patch; doctor with Muon and Adam; its program",
+        second_reading="sources of emerging-optimizers 0.3.0, 0.3.1 and 0.4.0; the issue and both pull requests; "
+        "doctor with Muon and Adam; its program",
     ),
     Defect(
         "ML-gated-qkv",
@@ -117,7 +119,8 @@ DEFECTS = (
         affects=lambda run: (
             run.attention_output_gate and "muon" in str(run.optimizer) and run.muon_split_qkv is not False
         ),
-        when="--attention-output-gate with --optimizer muon, adaptive_muon or dist_muon and muon_split_qkv, as by default",
+        when="--attention-output-gate with --optimizer muon, adaptive_muon or dist_muon, and muon_split_qkv, as by "
+        "default",
         more_links=("NVIDIA/Megatron-LM#4728",),
         state="fixed in 0.19.0",
         evidence="reproduced",
@@ -210,7 +213,8 @@ DEFECTS = (
     Defect(
         id="ML-5067",
         effect=(
-            "The logged maximum of the attention logits is that of all steps so far, and each step keeps memory for it"
+            "The logged maximum of the attention logits is that of all steps so far, and memory grows, because each "
+            "microbatch's maximum keeps its graph"
         ),
         kind="wrong log",
         severity=2,
@@ -221,6 +225,7 @@ DEFECTS = (
         ),
         affects=lambda run: run.log_max_attention_logit and not run.qk_clip,
         when="--log-max-attention-logit without --qk-clip",
+        more_links=("NVIDIA/Megatron-LM#4699",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="clip-qk-of-all-layers",
