@@ -185,11 +185,14 @@ DEFECTS = (
     ),
     Defect(
         "qk-clip-validation",
-        "Logits of a validation clip weights after the next training step, and count in its logged maximum",
+        "Logits of a validation count as those of the next training step: QK clipping clips weights for them, and the "
+        "logged maximum has them",
         severity=2,
         signs=_VISITS_DECODER,
-        affects=lambda run: (run.qk_clip or run.log_max_attention_logit) and (run.eval_iters or 0) > 0,
-        when="--qk-clip or --log-max-attention-logit with validation (--eval-iters > 0)",
+        affects=lambda run: (
+            (run.qk_clip or run.log_max_attention_logit) and run.eval_interval and (run.eval_iters or 0) > 0
+        ),
+        when="--qk-clip or --log-max-attention-logit with validation between steps (--eval-interval, --eval-iters > 0)",
         evidence="reproduced",
         only_if="a logit of the validation is larger than those of the step",
         patch="clip-qk-of-all-layers",

@@ -99,9 +99,10 @@ DEFECTS = (
         "Ranks clip the MTP layers by different norms, because that norm is reduced over the wrong ranks",
         severity=4,
         signs=Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),
-        affects=lambda run: run.mtp_detach_heads and is_layer_wise(run),
-        when="--mtp-detach-heads with --optimizer dist_muon, or with use_layer_wise_distributed_optimizer, which "
-        "Megatron's trainer sets where another optimizer than Adam and SGD has the distributed optimizer",
+        affects=lambda run: run.mtp_detach_heads and is_layer_wise(run) and run.clip_grad != 0,
+        when="--mtp-detach-heads with --clip-grad above 0, as by default, and --optimizer dist_muon or "
+        "use_layer_wise_distributed_optimizer, which Megatron's trainer sets where another optimizer than Adam and SGD "
+        "has the distributed optimizer",
         introduced_by=("NVIDIA/Megatron-LM#4116",),
         evidence="reproduced",
         patch="clip-mtp-grads-separately",
@@ -111,11 +112,12 @@ DEFECTS = (
     ),
     Defect(
         "ML-4116b",
-        "The MTP layers are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
+        "The MTP layers and the main model are clipped by one norm of both, because Megatron-FSDP loses the tag that "
+        "keeps them apart",
         severity=3,
         signs=Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),
-        affects=lambda run: run.mtp_detach_heads and has_megatron_fsdp(run),
-        when="--mtp-detach-heads with --use-megatron-fsdp",
+        affects=lambda run: run.mtp_detach_heads and has_megatron_fsdp(run) and run.clip_grad != 0,
+        when="--mtp-detach-heads with --use-megatron-fsdp and --clip-grad above 0, as by default",
         introduced_by=("NVIDIA/Megatron-LM#4116",),
         evidence="reproduced",
         patch="clip-mtp-grads-separately",

@@ -215,12 +215,15 @@ DEFECTS = (
         severity=1,
         signs=Sign(_DISTRIBUTED, lacks="quantize_and_sync_model_params_from_main_params"),
         affects=lambda run: (
-            (run.fp8_param_gather or run.fp4_param_gather) and run.use_distributed_optimizer and loads_optimizer(run)
+            (run.fp8_param_gather or run.fp4_param_gather)
+            and run.use_distributed_optimizer
+            and loads_optimizer(run)
+            and not run.use_megatron_fsdp
         ),
         when="--fp8-param-gather or --fp4-param-gather with --use-distributed-optimizer and --load, without "
-        "--no-load-optim and --finetune",
+        "--no-load-optim, --finetune and --use-megatron-fsdp",
         state="fixed after main of 2026-08-22",
         evidence="reported",
-        second_reading="the pull request",
+        second_reading="sources of 0.16.1, 0.18.2 and main; the pull request and its review",
     ),
 )
