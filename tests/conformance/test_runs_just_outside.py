@@ -120,6 +120,7 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("fsdp-output-weight", {**FSDP, **HEADS}, {"megatron_fsdp_version": 2}),
         ("fsdp-repeated-head", {**FSDP, **REPEATED}, {"megatron_fsdp_version": 2}),
         ("ML-4116", {"mtp_detach_heads": True, "optimizer": "dist_muon"}, {"clip_grad": 0.0}),
+        ("ML-4116", {"mtp_detach_heads": True, "optimizer": "dist_muon"}, {"use_layer_wise_param_layout": False}),
         ("ML-4116b", {**FSDP, "mtp_detach_heads": True}, {"clip_grad": 0.0}),
         ("ML-4116b", {**FSDP, "mtp_detach_heads": True}, {"megatron_fsdp_version": 2}),
         ("ML-7338", HALF_PRECISION_GRADIENTS, FSDP),
@@ -138,6 +139,7 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-4494", {**HEADS, "pad_seq_to_mult": 4}, {"pad_seq_to_mult": 1}),
         ("detached-overlap", {**DETACHED, "overlap_moe_expert_parallel_comm": True}, {"mtp_num_layers": None}),
         ("detached-embedding", DETACHED, {"use_distributed_optimizer": True}),
+        ("detached-embedding", DETACHED, {"optimizer": "dist_muon"}),
         ("detached-embedding", DETACHED, FSDP),
         ("detached-embedding", DETACHED, {"untie_embeddings_and_output_weights": False}),  # it computes the logits, too
         ("ML-7174", {"full_validation": True, "yaml_cfg": None}, {"multiple_validation_sets": True}),

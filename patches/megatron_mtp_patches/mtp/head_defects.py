@@ -8,6 +8,7 @@ from ..defects.conditions import (
     fuses_weight_gradients,
     has_heads_on_last_stage,
     has_megatron_fsdp,
+    is_layer_wise,
     pipeline_parallel,
     recomputes_heads,
     repeats_a_head,
@@ -30,6 +31,12 @@ def _pads_packed_sequences(run: Any) -> bool:
 def _overlaps_in_ddp(run: Any) -> bool:
     """True if Megatron's DDP reduces gradients during backward; Megatron-FSDP has other buffers."""
     return bool(run.overlap_grad_reduce and not run.use_megatron_fsdp)
+
+
+def _has_bucket_for_shared_embedding(run: Any) -> bool:
+    """True if DDP lays buffers out for a distributed or a layer-wise optimizer, with a bucket for that weight alone."""
+    is_laid_out_by_layer = is_layer_wise(run) and run.use_layer_wise_param_layout is not False
+    return bool(run.use_distributed_optimizer or is_laid_out_by_layer)
 
 
 def _has_unused_weight(run: Any) -> bool:
@@ -192,8 +199,8 @@ DEFECTS = (
         evidence="reproduced",
         instead="leave out --overlap-moe-expert-parallel-comm",
         patch="detach-mtp-heads",
-        second_reading="sources of 0.19.0 and main, which detach only outside the schedule of overlapped experts; its "
-        "program",
+        second_reading="sources of 0.19.0 and main, and which tensors the schedule of overlapped experts detaches; "
+        "its program",
     ),
     Defect(
         "detached-embedding",
@@ -205,17 +212,17 @@ DEFECTS = (
             _stage_has_embedding_for_heads_alone(run)
             and run.mtp_detach_heads
             and _overlaps_in_ddp(run)
-            and not run.use_distributed_optimizer
+            and not _has_bucket_for_shared_embedding(run)
         ),
         when="--mtp-num-layers with --mtp-detach-heads, --pipeline-model-parallel-size > 1 and --overlap-grad-reduce, "
-        "without --use-distributed-optimizer and --use-megatron-fsdp, where embeddings are untied or the heads are not "
-        "on the last stage",
+        "without --use-distributed-optimizer, --use-megatron-fsdp and (unless with --no-use-layer-wise-param-layout) "
+        "--optimizer dist_muon, where embeddings are untied or the heads are not on the last stage",
         introduced_by=("NVIDIA/Megatron-LM#3456",),
         evidence="reproduced",
         instead="--use-distributed-optimizer",
         patch="detach-mtp-heads",
         second_reading="sources of 0.19.0 and main; predicate with tied embeddings and heads on the last stage; its "
-        "program, also with the distributed optimizer",
+        "program, also with the distributed and the layer-wise optimizer",
     ),
     Defect(
         "ML-6256",
@@ -287,6 +294,6 @@ DEFECTS = (
         instead="--untie-embeddings-and-output-weights",
         patch="drop-unused-output-weight",
         second_reading="sources of 0.16.1 to main; the pull request; doctor with tied and untied embeddings and with "
-        "Megatron-FSDP; its program, also with the distributed optimizer",
+        "Megatron-FSDP; its program, also with the distributed and the layer-wise optimizer",
     ),
 )

@@ -99,16 +99,22 @@ DEFECTS = (
         "Ranks clip the MTP layers by different norms, because that norm is reduced over the wrong ranks",
         severity=4,
         signs=Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),
-        affects=lambda run: run.mtp_detach_heads and is_layer_wise(run) and run.clip_grad != 0,
+        affects=lambda run: (
+            run.mtp_detach_heads
+            and is_layer_wise(run)
+            and run.use_layer_wise_param_layout is not False
+            and run.clip_grad != 0
+        ),
         when="--mtp-detach-heads with --clip-grad above 0, as by default, and --optimizer dist_muon or "
         "use_layer_wise_distributed_optimizer, which Megatron's trainer sets where another optimizer than Adam and SGD "
-        "has the distributed optimizer",
+        "has the distributed optimizer, without --no-use-layer-wise-param-layout",
+        instead="--no-use-layer-wise-param-layout",
         introduced_by=("NVIDIA/Megatron-LM#4116",),
         evidence="reproduced",
         patch="clip-mtp-grads-separately",
         seen_by="norm",
-        second_reading="sources of 0.19.0 and main, and what sets the layer-wise optimizer there; its program; doctor "
-        "with muon and --use-distributed-optimizer",
+        second_reading="sources of 0.19.0 and main, and what sets the layer-wise optimizer there; its program, also "
+        "with its way out; doctor with muon and --use-distributed-optimizer",
     ),
     Defect(
         "ML-4116b",
