@@ -64,6 +64,11 @@ GLOBAL_AUX_LOSS = {**AUX_LOSS, "moe_router_load_balancing_type": "global_aux_los
 MANY_MICROBATCHES = {**GLOBAL_AUX_LOSS, "global_batch_size": 4, "micro_batch_size": 1}
 OF_MEGATRONS_TRAINER = {"yaml_cfg": None}
 HYBRID_CP = {**MANY_MICROBATCHES, **OF_MEGATRONS_TRAINER, "hybrid_context_parallel": True}
+LAYERS_LAID_OUT = {
+    "optimizer": "dist_muon",
+    "use_distributed_optimizer": False,
+    "use_layer_wise_param_layout": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -165,6 +170,7 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-2288", {"async_save": True}, {"yaml_cfg": None}),  # Megatron's trainer saves synchronously
         ("ML-3736", {"save": "x", "expert_model_parallel_size": 2}, {"ckpt_format": "torch"}),
         ("ML-5077", SAVED_IN_BUCKETS, {"ckpt_format": "torch"}),
+        ("ML-5077", {**SAVED_IN_BUCKETS, **LAYERS_LAID_OUT}, {"use_layer_wise_param_layout": False}),
         ("ML-5077", SAVED_IN_BUCKETS, {"overlap_grad_reduce": False}),
         ("ML-5077", {**SAVED, **STAGES}, {"mtp_num_layers": None}),
         ("ML-5077", {**SAVED, **STAGES}, {"pipeline_model_parallel_size": 1}),

@@ -8,6 +8,7 @@ from ..defects.conditions import (
     expert_parallel,
     expert_tensor_parallel,
     has_gated_delta_net,
+    is_layer_wise,
     pipeline_parallel,
     tensor_parallel,
 )
@@ -21,6 +22,11 @@ _COMPARES_NOTHING = "assume_ok_unexpected"  # the default of --dist-ckpt-strictn
 def _keeps_random_state(run: Any) -> bool:
     """True if the state of the random generators is saved or loaded."""
     return bool((run.save and not run.no_save_rng) or (run.load and not (run.no_load_rng or run.finetune)))
+
+
+def _has_distributed_optimizer(run: Any) -> bool:
+    """True if a distributed optimizer has all main parameters, or, beside Muon as 0.18 lays it out, the others."""
+    return bool(run.use_distributed_optimizer or (is_layer_wise(run) and run.use_layer_wise_param_layout))
 
 
 def _has_several_buckets(run: Any) -> bool:
@@ -45,21 +51,22 @@ DEFECTS = (
             and not run.no_save_optim
             and (run.ckpt_format or "torch_dist") == "torch_dist"
             and run.dist_ckpt_optim_fully_reshardable
-            and run.use_distributed_optimizer
+            and _has_distributed_optimizer(run)
             and _has_several_buckets(run)
             and not run.use_megatron_fsdp
         ),
         when="--save in the format torch_dist with --dist-ckpt-optim-fully-reshardable and "
-        "--use-distributed-optimizer (without --no-save-optim and --use-megatron-fsdp), and --overlap-grad-reduce or, "
-        "with --pipeline-model-parallel-size > 1, tied embeddings or MTP layers",
+        "--use-distributed-optimizer or, from 0.18 on and without --no-use-layer-wise-param-layout, --optimizer "
+        "dist_muon (without --no-save-optim and --use-megatron-fsdp), and --overlap-grad-reduce or, with "
+        "--pipeline-model-parallel-size > 1, tied embeddings or MTP layers",
         only_if="a bucket before the last one has padding: its number of elements is not a multiple of 128 and of the "
         "data-parallel size, or --ddp-pad-buckets-for-high-nccl-busbw",
         state="fixed on main",
         evidence="reproduced",
         patch="save-own-state-of-each-param",
         seen_by="cast",
-        second_reading="sources of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main, and where each has buckets; its program; "
-        "predicate just outside",
+        second_reading="sources of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main, where each has buckets, and which optimizers "
+        "save so; its program; predicate just outside",
     ),
     Defect(
         id="ML-2288",
