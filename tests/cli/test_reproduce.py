@@ -105,7 +105,7 @@ def test_a_report_of_a_defect_that_nobody_has_reported_has_all_that_upstream_nee
     outcomes(WRONG, RIGHT)
     done = command("reproduce", "qk-clip-heads", "--report")
     assert done.code == 0 and "Run it before you post it" in done.err
-    assert done.out.startswith("# [BUG] QK clipping leaves out the attention of MTP heads")
+    assert done.out.startswith("# [BUG] QK clipping leaves out the attention of MTP layers")
     said, _, script = done.out.partition("```python\n")
     for part in (
         "`megatron/core/optimizer/qk_clip.py` (`clip_qk`)",
@@ -120,7 +120,7 @@ def test_a_report_of_a_defect_that_nobody_has_reported_has_all_that_upstream_nee
         "No setting avoids it.",
     ):
         assert part in said
-    assert said.count("QK clipping leaves out the attention of MTP heads") == 1, "the title, which nothing repeats"
+    assert said.count("QK clipping leaves out the attention of MTP layers") == 1, "the title, which nothing repeats"
     file = tmp_path / "repro.py"
     command("reproduce", "qk-clip-heads", "--standalone", str(file))
     assert script == f"{file.read_text(encoding='utf-8')}```\n\n</details>\n"

@@ -65,8 +65,8 @@ DEFECTS = (
         evidence="reproduced",
         patch="save-own-state-of-each-param",
         seen_by="cast",
-        second_reading="sources of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main, where each has buckets, and which optimizers "
-        "save so; its program; predicate just outside",
+        second_reading="sources of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main, where each has buckets, and which "
+        "optimizers save so; its program; predicate just outside; doctor with Muon on 0.17.1 to 0.19.2",
     ),
     Defect(
         id="ML-2288",
