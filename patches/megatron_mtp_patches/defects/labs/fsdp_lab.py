@@ -109,40 +109,42 @@ def norms_of_a_step(
     microbatches: int = 1,
     part: str = "",
     is_fused: bool = False,
-    dtype: Any = None,
     is_tied: bool = False,
     expert_ranks: int = 1,
+    has_no_sync: bool = True,
+    sharding: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[float, float]:
     """The gradient norms of a GPT's parameters with `part` in their names, under DDP and under Megatron-FSDP.
 
-    Each step has so many equal microbatches.
+    Each step has so many equal microbatches. Each rank has tokens of its own.
 
     Args:
         is_fused: whether backward passes of FSDP add weight gradients to `main_grad` themselves.
-        dtype: in which FSDP reduces gradients, where that is not theirs.
         is_tied: whether the word embedding is the output weight.
         expert_ranks: the expert-parallel ranks; with several there are two experts in each layer.
+        has_no_sync: whether the schedule calls FSDP's no_sync(), as Megatron's trainer tells it where reductions
+            overlap.
+        sharding: further settings of FSDP.
     """
     start(expert_model_parallel_size=expert_ranks)
     if expert_ranks > 1:
         experts = {"num_moe_experts": 2, "add_bias_linear": False, "expert_model_parallel_size": expert_ranks}
         settings = {**settings, **experts}
-    sharding: dict[str, Any] = {"data_parallel_sharding_strategy": strategy}
-    if dtype is not None:
-        sharding["megatron_fsdp_grad_comm_dtype"] = dtype
+    chosen: dict[str, Any] = {"data_parallel_sharding_strategy": strategy, **(sharding or {})}
     norms = []
     for is_sharded in (False, True):
         torch.manual_seed(1)
         config = make_config(gradient_accumulation_fusion=is_fused and is_sharded, **settings)
         gpt = make_gpt(config, transformer_engine=True, share_embeddings_and_output_weights=is_tied)
-        replicas = 1 if "experts" in part else torch.distributed.get_world_size()
+        replicas = torch.distributed.get_world_size() // (expert_ranks if "experts" in part else 1)
         if is_sharded:
-            model = make_fsdp(config, gpt, **sharding)
-            model.config.no_sync_func, replicas = model.no_sync, 1
+            model = make_fsdp(config, gpt, **chosen)
+            model.config.no_sync_func = model.no_sync if has_no_sync else None
+            replicas = replicas if strategy == "no_shard" else 1
         else:
             model = make_ddp(config, gpt)
-        compute_gradients(model, microbatches)
+        compute_gradients(model, microbatches, tokens()[0].roll(torch.distributed.get_rank()))
         if is_sharded:
             grads = local_gradients(model, part)
         else:

@@ -142,12 +142,16 @@ def make_optimizer(*chunks: Any, **settings: Any) -> Any:
     return get_megatron_muon_optimizer(config, list(chunks), layer_wise_distributed_optimizer=is_layer_wise)
 
 
-def compute_gradients(model: Any, microbatches: int = 1) -> None:
-    """Run a schedule of Megatron's over `tokens` and leave the reduced gradients in `main_grad`."""
+def compute_gradients(model: Any, microbatches: int = 1, ids: Any = None) -> None:
+    """Run a schedule of Megatron's and leave the reduced gradients in `main_grad`.
+
+    The `ids` of this rank's tokens are [1, length]; None for those of `tokens`.
+    """
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    ids, positions = tokens()
+    same_ids, positions = tokens()
+    ids = same_ids if ids is None else ids
     mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not()
 
     def forward_step(batches: Any, model: Any) -> Any:
@@ -184,18 +188,20 @@ def mean_mtp_loss(loss_mask: Any, loss: float, **settings: Any) -> float:
     return float(factor.grad)
 
 
-def mtp_loss_of_cut_sequence(**settings: Any) -> tuple[float, float]:
+def mtp_loss_of_cut_sequence(masked: int = 8, **settings: Any) -> tuple[float, float]:
     """The mean loss of an MTP head over a sequence that two context-parallel ranks share, and what they contribute.
 
-    The loss mask has the second half of 16 tokens. A rank has 3 tokens of the head with the loss 10, the other 5 with
-    the loss 2.
+    The loss mask leaves out the first 8 of 16 tokens, or none. A token of the head has the loss 10 on the first rank,
+    which has the ends of the sequence, and 2 on the other. Nothing follows the last token, so it does not count.
     """
     start(context_parallel_size=2)
     first, second, third, fourth = torch.arange(16).chunk(4)
     is_first_rank = torch.distributed.get_rank() == 0
     positions = torch.cat([first, fourth] if is_first_rank else [second, third])
-    part = mean_mtp_loss(positions >= 8, 10.0 if is_first_rank else 2.0, **settings)
-    return (3 * 10 + 5 * 2) / 8, sum_over_ranks(part)
+    part = mean_mtp_loss(positions >= masked, 10.0 if is_first_rank else 2.0, **settings)
+    followers = positions + 1
+    ends, middle = gather(int(((followers >= masked) & (followers < 16)).sum()))
+    return (10 * ends + 2 * middle) / (ends + middle), sum_over_ranks(part)
 
 
 def norm_of_expert_gradients(parts: str, optimizer: str = "adam", **settings: Any) -> tuple[float, float]:

@@ -84,10 +84,10 @@ def make_overlapping_gpt(**settings: Any) -> Any:
     return make_gpt(make_config(**(defaults | settings)), transformer_engine=True).bfloat16()
 
 
-def run_overlapping(model: Any, ids: Any, positions: Any, **batch: Any) -> None:
-    """Run a microbatch by the schedule of that overlap, with a gradient of 0 from the main loss."""
+def run_overlapping(model: Any, ids: Any, positions: Any, gradient: float = 0.0, **batch: Any) -> None:
+    """Run a microbatch by the schedule of that overlap, with this gradient of the main loss of each token."""
     from megatron.core.models.common.model_chunk_schedule_plan import TransformerModelChunkSchedulePlan
 
     plan = model.build_schedule_plan(ids, positions, None, **batch)
     loss = TransformerModelChunkSchedulePlan.run(plan, None)
-    TransformerModelChunkSchedulePlan.run(None, plan, b_grad=torch.zeros_like(loss))
+    TransformerModelChunkSchedulePlan.run(None, plan, b_grad=torch.full_like(loss, gradient))

@@ -8,4 +8,4 @@ NEEDS = ("transformer-engine",)
 def reproduce():
     import torch
 
-    return norms_of_a_step("optim_grads", dtype=torch.float64)
+    return norms_of_a_step("optim_grads", sharding={"megatron_fsdp_grad_comm_dtype": torch.float64})

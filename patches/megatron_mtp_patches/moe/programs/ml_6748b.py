@@ -2,8 +2,7 @@
 chosen for each token it is 1.
 """
 
-import importlib
-
+from ...defects.labs.hybrid_lab import find_hybrid_model
 from ...defects.labs.lab import LENGTH, VOCABULARY, compute_gradients, make_config, make_ddp, start
 
 NEEDS = ("transformer-engine",)
@@ -35,13 +34,3 @@ def reproduce():
     MoEAuxLossAutoScaler.apply = attach_and_note
     compute_gradients(make_ddp(config, model(config, spec, VOCABULARY, LENGTH, hybrid_layer_pattern="*-/*E/*E")))
     return 1.0, sum(trained)
-
-
-def find_hybrid_model():
-    """The class and the layers; before 0.18 they are called after Mamba."""
-    try:
-        specs = importlib.import_module("megatron.core.models.hybrid.hybrid_layer_specs")
-        return importlib.import_module("megatron.core.models.hybrid.hybrid_model").HybridModel, specs.hybrid_stack_spec
-    except ModuleNotFoundError:
-        specs = importlib.import_module("megatron.core.models.mamba.mamba_layer_specs")
-        return importlib.import_module("megatron.core.models.mamba.mamba_model").MambaModel, specs.mamba_stack_spec
