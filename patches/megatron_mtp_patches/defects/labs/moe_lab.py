@@ -91,3 +91,19 @@ def run_overlapping(model: Any, ids: Any, positions: Any, gradient: float = 0.0,
     plan = model.build_schedule_plan(ids, positions, None, **batch)
     loss = TransformerModelChunkSchedulePlan.run(plan, None)
     TransformerModelChunkSchedulePlan.run(None, plan, b_grad=torch.full_like(loss, gradient))
+
+
+def logged_z_loss(**settings: Any) -> tuple[float, float]:
+    """The mean of the z losses of two ranks with hidden states of their own, and what the log says on the first one.
+
+    Both losses are of the form of ST-MoE: the mean of the squared logarithm of the sum of exponents.
+    """
+    from megatron.core.transformer.moe.moe_utils import track_moe_metrics
+
+    router = make_router(moe_router_load_balancing_type="none", moe_z_loss_coeff=1.0, **settings)
+    hidden_states, _ = router_inputs(torch.distributed.get_rank(), 1, False)
+    router(hidden_states)
+    own = (hidden_states.double() @ router_weight().double().t()).logsumexp(-1).square().mean()
+    log: dict[str, torch.Tensor] = {}
+    track_moe_metrics(1.0, 1, total_loss_dict=log, track_names=["z_loss"], num_layers=router.config.num_layers)
+    return sum_over_ranks(float(own)) / 2, float(log["z_loss"]) * router.config.num_layers
