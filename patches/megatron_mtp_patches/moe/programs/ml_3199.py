@@ -1,4 +1,4 @@
-"""The z loss in the log of two tensor-parallel ranks that share a sequence. It is to be the mean of both ranks' parts."""
+"""The z loss in the log of two tensor-parallel ranks that share a sequence. It is to be the mean of both parts."""
 
 from ...defects.labs.lab import start
 from ...defects.labs.moe_lab import logged_z_loss

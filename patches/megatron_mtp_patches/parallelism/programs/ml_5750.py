@@ -2,8 +2,6 @@
 is 1 becomes the root of 1 / 1.5.
 """
 
-from types import SimpleNamespace
-
 import torch
 
 from ...defects.labs.lab import make_config, start
