@@ -212,7 +212,7 @@ DEFECTS = (
         only_if="the script is pretrain_vlm.py, and not another one with its flags",
         instead="--transformer-impl transformer_engine",
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="the layer specs and pretrain_vlm.py of 0.16.1, 0.17.1 and 0.18.2: what the vision encoder is "
         "built of and which mask it gets; the commit of #4395",
     ),

@@ -46,7 +46,7 @@ DEFECTS = (
         only_if="sequences are packed",
         instead="--no-rope-fusion",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="sources of 0.16.1 and 0.17.1, of fused and unfused embeddings; the commit of #3794; what "
         "TransformerConfig of 0.16.1 refuses; that --no-rope-fusion reads the setting",
     ),

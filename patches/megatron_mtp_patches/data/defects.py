@@ -47,7 +47,7 @@ DEFECTS = (
         "or --mtp-num-layers",
         instead="train without pipeline parallelism",
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         seen_by="batch",
         second_reading="the batches of 0.16.1, 0.17.1 and 0.18.2, for each pipeline stage and tensor-parallel rank; "
         "which ranks of 0.17.1 read data; doctor under its flags and just outside on 0.17.1",
@@ -64,7 +64,7 @@ DEFECTS = (
         "virtual stages",
         instead="train without pipeline parallelism",
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="the batches of 0.16.1, 0.17.1 and 0.18.2, for each pipeline stage, virtual ones as well; which "
         "ranks of 0.17.1 read data; doctor under its flags and just outside on 0.17.1",
     ),
@@ -121,7 +121,7 @@ DEFECTS = (
         when="--sft with --tensor-model-parallel-size > 1, without --hybrid-context-parallel",
         instead="train without tensor parallelism",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="the broadcasts of 0.16.1, rank by rank, and of 0.17.1; the commit of #3268; doctor under its "
         "flags",
     ),
@@ -136,7 +136,7 @@ DEFECTS = (
         only_if="the conversations of a pack have more tokens than --seq-length",
         instead="choose a --seq-length that the longest pack fits into",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="the data set of 0.16.1 and 0.17.1, for packs that are shorter, as long and longer; the commit "
         "of #3185",
     ),
@@ -149,7 +149,7 @@ DEFECTS = (
         when="--sft",
         only_if="the template of conversations does not end in that token",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="the data set of 0.16.1 and 0.17.1, its loss mask included; the commit of #3526",
     ),
     Defect(

@@ -78,7 +78,7 @@ DEFECTS = (
         "--moe-router-dtype and --moe-router-fusion",
         instead="add --moe-router-dtype fp32",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         patch="score-experts-in-fp32",
         second_reading="routers of 0.16.1, 0.17.1 and 0.18.2; the thread of #2765; doctor under its flags and just "
         "outside",
@@ -97,7 +97,7 @@ DEFECTS = (
         when="--moe-latent-size with --delay-wgrad-compute",
         instead="leave out --delay-wgrad-compute",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         seen_by="moves",
         second_reading="MoE layers, scheduled layers and linear layers of 0.16.1 and 0.17.1; what TransformerConfig "
         "and validate_args of both require of --delay-wgrad-compute; doctor under its flags on 0.17.1",
@@ -160,7 +160,7 @@ DEFECTS = (
         when="--moe-router-enable-expert-bias with --export-kd-teacher-load",
         only_if="the teacher has another number of experts, or experts without a bias",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="the update of expert biases of 0.16.1 and 0.17.1, and what routers without gradients count; "
         "the commit of #3254",
     ),
@@ -179,7 +179,7 @@ DEFECTS = (
         when="--moe-latent-size in a run that starts from new weights",
         more_links=("NVIDIA/Megatron-LM#5225",),
         state="open",
-        evidence="read",
+        evidence="reproduced",
         second_reading="grouped and sequential experts, latent projections and scaled initializations of 0.16.1 and "
         "main; the threads of #5225 and #6278; doctor under its flags and just outside",
     ),
@@ -215,7 +215,7 @@ DEFECTS = (
         "expert-parallel ranks as experts",
         instead="use an --expert-model-parallel-size with two or more experts per rank",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="scheduled layers of 0.16.1 and 0.17.1, and the condition of the fix",
     ),
     Defect(
@@ -231,7 +231,7 @@ DEFECTS = (
         when="--moe-use-upcycling with virtual pipeline parallelism",
         instead="upcycle without virtual pipeline stages",
         state="fixed on main",
-        evidence="read",
+        evidence="reproduced",
         second_reading="upcycling of 0.16.1, 0.19.0 and main, with and without virtual stages",
     ),
     Defect(

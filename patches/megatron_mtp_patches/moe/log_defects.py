@@ -121,7 +121,7 @@ DEFECTS = (
         "--pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff or --moe-z-loss-coeff",
         only_if="a pipeline stage has no MoE layer",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="what the losses are summed in on stages with and without experts in 0.16.1 and 0.17.1; the "
         "trainer's call of 0.16.1",
     ),

@@ -216,7 +216,7 @@ DEFECTS = (
         when="--sft with --moe-router-load-balancing-type seq_aux_loss",
         only_if="several sequences are packed into one sample",
         state="open",
-        evidence="read",
+        evidence="reproduced",
         second_reading="routers of 0.16.1, 0.18.2 and 0.19.0, and the layers of 0.19.0 that undo packs of samples; "
         "doctor under its flags",
     ),
@@ -229,7 +229,7 @@ DEFECTS = (
         affects=lambda run: has_z_loss(run) and _splits_sequence(run),
         when="--moe-z-loss-coeff with --tensor-model-parallel-size or --context-parallel-size > 1",
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="routers and reductions of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main; doctor under its flags",
     ),
     Defect(
@@ -248,7 +248,7 @@ DEFECTS = (
         affects=lambda run: has_z_loss(run) and data_parallel(run) > 1,
         when="--moe-z-loss-coeff with data parallelism",
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="routers and reductions of 0.16.1, 0.17.1 and 0.18.2",
     ),
 )

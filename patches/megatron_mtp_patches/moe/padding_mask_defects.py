@@ -129,7 +129,7 @@ DEFECTS = (
         when=f"--mtp-num-layers in a GPT with {_READS_MASK}",
         only_if=_HAS_MASK,
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="MTP layers of 0.16.1, 0.17.1 and 0.18.2, and the call of the mask in GPTs (fixed) and hybrid "
         "models (not)",
     ),

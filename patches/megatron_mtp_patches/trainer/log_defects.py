@@ -30,7 +30,7 @@ DEFECTS = (
         affects=lambda run: run.full_validation and run.multiple_validation_sets,  # of one set it ends in an error
         when="--full-validation with --multiple-validation-sets",
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="samplers, iterators and validation of 0.16.1, 0.17.1 and 0.18.2; the commit of #3388; runs of "
         "0.17.1 with one set, with two, and with one that is smaller than a micro batch",
     ),
@@ -59,7 +59,7 @@ DEFECTS = (
         affects=lambda run: run.log_num_zeros_in_grad,
         when="--log-num-zeros-in-grad",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="the count of 0.16.1 and 0.17.1; the commit of #4015",
     ),
     Defect(
@@ -96,7 +96,7 @@ DEFECTS = (
         when="--moe-aux-loss-coeff",
         only_if="a loss is exactly 0",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="the log of 0.16.1 and 0.17.1; the commit of #1555",
     ),
     Defect(
