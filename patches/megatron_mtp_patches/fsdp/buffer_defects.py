@@ -216,7 +216,7 @@ DEFECTS = (
         affects=lambda run: run.use_torch_fsdp2,
         when="--use-torch-fsdp2",
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="the end of backward, the base of wrappers and FSDP2's wrapper of 0.16.1 to 0.19.0; doctor "
         "under its flags",
     ),

@@ -56,7 +56,7 @@ DEFECTS = (
         only_if="another trainer than Megatron's calls no_sync() or sync()",
         instead="add --overlap-grad-reduce",
         state="fixed on main",
-        evidence="read",
+        evidence="reproduced",
         second_reading="hooks and the reduction of 0.16.1, 0.18.2, 0.19.0 and main; what Megatron's schedules call",
     ),
     Defect(

@@ -36,7 +36,7 @@ DEFECTS = (
         when="--mtp-num-layers with a mask of the loss (--sft, --eod-mask-loss)",
         only_if="a microbatch, or a context-parallel rank's part of one, has no token that counts for a head",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
         seen_by="finite",
         second_reading="sources of 0.16.1 to main, and what checks gradients for NaN there; the pull request",
@@ -52,7 +52,7 @@ DEFECTS = (
         when="--mtp-num-layers with --calculate-per-token-loss",
         more_links=("NVIDIA/Megatron-LM#2417",),
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="sources of 0.16.1 and 0.17.1, each with its trainer; the pull request and the issue",
     ),
     Defect(
@@ -80,7 +80,7 @@ DEFECTS = (
         affects=lambda run: _cuts_sequences_per_token(run) and not masks_loss(run),
         when=f"--mtp-num-layers with --calculate-per-token-loss and --context-parallel-size > 1, {_NO_MASKS}",
         state="open",
-        evidence="read",
+        evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
         second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull request; doctor with and "
         "without masks",
@@ -132,7 +132,7 @@ DEFECTS = (
         when=f"--mtp-num-layers with --context-parallel-size > 1, without --calculate-per-token-loss, and {_NO_MASKS}",
         more_links=("NVIDIA/Megatron-LM#7498",),
         state="open",
-        evidence="read",
+        evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
         second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull requests, of which #7498 "
         "alone is about MTP; doctor with and without masks",

@@ -69,7 +69,7 @@ DEFECTS = (
         when="--fp32-residual-connection in a GPT with --multi-latent-attention, or in a hybrid model "
         "(--hybrid-override-pattern) whose first layer is a Mamba or a MoE layer",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="layers, their specs and the addition of residuals of 0.16.1 and 0.17.1; norms of "
         "TransformerEngine 2.17; a GPT with --transformer-impl local on 0.16.1 to 0.19.2, which ends in an error",
     ),
@@ -89,7 +89,7 @@ DEFECTS = (
         "a hybrid model with attention, MLP or GatedDeltaNet layers (in 0.16, as its first layer)",
         instead="leave out --fp32-residual-connection",
         state="fixed on main",
-        evidence="reported",
+        evidence="reproduced",
         second_reading="layers and their specs of 0.16.1, 0.17.1, 0.19.0 and main; linear layers and norms of "
         "TransformerEngine 2.17; doctor in a GPT, with MLA and in hybrid models",
     ),
@@ -124,7 +124,7 @@ DEFECTS = (
         when="--norm-epsilon in hybrid models",
         only_if="a spec of your own gives MambaLayer a separate norm",
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="Mamba layers and their specs of 0.16.1, 0.18.2 and 0.19.0",
     ),
 )

@@ -194,7 +194,7 @@ DEFECTS = (
         affects=lambda run: run.fp4 and run.fp8_dot_product_attention,
         when="--fp4-format with --fp8-dot-product-attention",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="sources of 0.16.1 and 0.17.1, for fp8 as well; the flags, which validate_args accepts",
     ),
     Defect(
@@ -205,7 +205,7 @@ DEFECTS = (
         affects=lambda run: run.fp8 and run.fp8_recipe == "mxfp8" and run.fp8_dot_product_attention,
         when="--fp8-format with --fp8-recipe mxfp8 and --fp8-dot-product-attention",
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="sources of 0.16.1, 0.17.1 and 0.18.2; the flags, which validate_args accepts",
     ),
     Defect(

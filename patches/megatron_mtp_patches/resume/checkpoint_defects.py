@@ -85,7 +85,7 @@ DEFECTS = (
         only_if="the process reuses that memory before the write ends (a race)",
         instead="--use-persistent-ckpt-worker",
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="sources of 0.16.1 and 0.17.1 and what their trainers do; the fixing commit",
     ),
     Defect(
@@ -109,7 +109,7 @@ DEFECTS = (
         "--expert-model-parallel-size times --expert-tensor-parallel-size",
         instead="--ckpt-format torch_dist",
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="sources of 0.16.1 and 0.18.2; doctor under its flags on 0.17.1 and 0.18.2",
     ),
     Defect(

@@ -145,7 +145,7 @@ DEFECTS = (
         when=f"{_LOADS_MAIN_PARAMS}, without interleaved stages, --use-precision-aware-optimizer and "
         "--use-megatron-fsdp",
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="sources of 0.16.1, 0.17.1 and 0.18.2, and which optimizers read a checkpoint so",
     ),
     Defect(
@@ -157,7 +157,7 @@ DEFECTS = (
         affects=lambda run: _loads_main_params_of_experts(run) and run.virtual_pipeline_model_parallel_size,
         when=f"{_LOADS_MAIN_PARAMS} and interleaved stages",
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
         second_reading="sources of 0.16.1, 0.17.1 and 0.18.2, and which optimizers read a checkpoint so",
     ),
 )

@@ -60,7 +60,7 @@ DEFECTS = (
         "does from 0.19 on",
         instead="leave out --use-transformer-engine-op-fuser",
         state="fixed on main",
-        evidence="read",
+        evidence="reproduced",
         second_reading="fused layers of 0.16.1, 0.19.0 and main; which layers the trainers of 0.18.2 and 0.19.0 fuse; "
         "the thread of #6132; doctor under its flags",
     ),
@@ -107,7 +107,7 @@ DEFECTS = (
         when="use_te_activation_func with activation_func=F.silu that is not gated",
         instead="leave use_te_activation_func out",
         state="fixed after main of 2026-08-22",
-        evidence="read",
+        evidence="reproduced",
         more_links=("NVIDIA/Megatron-LM#3278",),
         second_reading="the operation, and the activations that a configuration accepts, of 0.16.1 to main; the "
         "threads of #5999 and #3278",
