@@ -196,4 +196,21 @@ DEFECTS = (
         evidence="read",
         second_reading="who writes a shard in 0.19.0 and on main, and the groups that layers get",
     ),
+    Defect(
+        id="ML-6242b",
+        effect="The gradient of a microbatch is lost for the embedding or the output layer, which MTP layers use once "
+        "more: the reduce-scatter of one use overwrites that of the other, if it still runs",
+        severity=4,
+        signs=Sign(
+            f"{_GTP}:GTPShardedParam.wgrad_reduce_scatter",
+            lacks="if GTP_CONFIG.async_reduction and self._wgrad_rs_handle is not None",
+        ),
+        affects=lambda run: _weight_shards(run) > 1 and run.mtp_num_layers,
+        when=f"{_DENSE}, with --mtp-num-layers",
+        only_if="a reduce-scatter takes longer than the backward pass up to the next use of its weight",
+        more_links=("NVIDIA/Megatron-LM#6242",),
+        instead="leave out --tensor-parallel-num-weight-shards",
+        state="fixed on main",
+        evidence="read",
+    ),
 )

@@ -156,4 +156,22 @@ DEFECTS = (
         evidence="reported",
         second_reading="graphs of 0.19.0 and main; the thread of #6643; doctor with weight shards and graphs",
     ),
+    Defect(
+        id="ML-6060",
+        effect="With generalized tensor parallelism a graph reads or overwrites what communication of another graph "
+        "still uses, so weights and gradients may be wrong",
+        severity=3,
+        signs=Sign(
+            "megatron.core.tensor_parallel.generalized_tensor_parallelism:",
+            has="_already_ag_drained",
+            lacks="register_capture_comm",
+        ),
+        affects=lambda run: _captures_layers(run) and (run.gtp_weight_remat_size or 1) > 1,
+        when=f"{_PER_LAYER}, and --tensor-parallel-num-weight-shards greater than --tensor-model-parallel-size",
+        only_if="communication takes longer than what runs beside it",
+        more_links=("NVIDIA/Megatron-LM#6525", "NVIDIA/Megatron-LM#6696"),
+        instead=_OTHERS,
+        state="fixed on main",
+        evidence="reported",
+    ),
 )
