@@ -8,13 +8,13 @@ from ...defects.labs.fsdp_lab import make_fsdp
 from ...defects.labs.lab import gather, make_config, make_gpt, start, tokens
 
 RANKS = 4
-NEEDS = ("transformer-engine",)
+NEEDS = ("einops",)
 
 
 def reproduce():
     start(expert_model_parallel_size=2, num_distributed_optimizer_instances=2)
     config = make_config(num_layers=1, num_moe_experts=2, expert_model_parallel_size=2, add_bias_linear=False)
-    gpt = make_gpt(config, transformer_engine=True)
+    gpt = make_gpt(config)
     own_weight = 1.0 + torch.distributed.get_rank() % 2
     with torch.no_grad():
         for name, param in gpt.named_parameters():

@@ -3,7 +3,6 @@
 from ...defects.labs.fsdp_lab import make_fsdp
 from ...defects.labs.lab import compute_gradients, make_config, make_gpt, make_optimizer, start
 
-RANKS = 2
 NEEDS = ("transformer-engine",)
 EXPECTED = "a step"
 

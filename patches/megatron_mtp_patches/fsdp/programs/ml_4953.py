@@ -1,8 +1,7 @@
-"""A step of a GPT on two ranks under PyTorch's FSDP2."""
+"""A step of a GPT under PyTorch's FSDP2."""
 
 from ...defects.labs.lab import compute_gradients, make_config, make_gpt, start
 
-RANKS = 2
 EXPECTED = "gradients"
 
 
