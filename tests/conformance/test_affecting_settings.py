@@ -15,6 +15,7 @@ GRAPHS = {"cuda_graph_impl": "local"}
 OVERLAPPED = {"overlap_grad_reduce": True}
 PACKED = {"sft": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 SHARDED = {"gtp_weight_remat_size": 2, "num_experts": 4}  # weights over more ranks than their product
+SHARDED_EXPERTS = {**SHARDED, "expert_gtp_weight_remat_size": 4}
 FSDP_TIED = {"use_megatron_fsdp": True, "untie_embeddings_and_output_weights": False}
 HEADS_TIED = {"untie_embeddings_and_output_weights": False, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}
 INSTANCES = {"use_megatron_fsdp": True, "num_distributed_optimizer_instances": 2}
@@ -99,9 +100,10 @@ FUSED_EXPERTS = {
         ("ML-4410", {**OVERLAPPED, "reduce_scatter_with_fp32_accumulation": True, "fp4_param_gather": True}, True),
         ("ML-6278", {"num_experts": 4, "moe_latent_size": 8}, True),
         ("ML-6278", {"num_experts": 4, "moe_latent_size": 8, "pretrained_checkpoint": "x"}, False),
-        ("ML-6080", SHARDED, True),
-        ("ML-6080", {**SHARDED, "expert_gtp_weight_remat_size": 2}, False),
-        ("ML-6080", {**SHARDED, "tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}, False),
+        ("ML-6080", SHARDED_EXPERTS, True),
+        ("ML-6080", {**SHARDED_EXPERTS, "gtp_weight_remat_size": 4}, False),
+        ("ML-6080", {**SHARDED_EXPERTS, "expert_gtp_weight_remat_size": 1}, False),
+        ("ML-6080", {**SHARDED_EXPERTS, "tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}, False),
         ("ML-6242", {**SHARDED, **REPEATED}, True),
         ("ML-6242", {**SHARDED, **REPEATED, "mtp_num_layers": 1}, False),
         ("ML-6565", {**SHARDED, "untie_embeddings_and_output_weights": False}, True),

@@ -137,20 +137,4 @@ DEFECTS = (
         second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull requests, of which #7498 "
         "alone is about MTP; doctor with and without masks",
     ),
-    Defect(
-        id="ML-6010",
-        effect="MTP layers of a MimoModel also train on tokens that the loss mask leaves out, such as those of images, "
-        "because their language model does not get the mask",
-        severity=3,
-        signs=tuple(
-            Sign(f"megatron.core.models.mimo.model.base:MimoModel.{name}", has="labels=labels, attention_mask=")
-            for name in ("forward", "_forward_language_module", "_forward_all_modules")
-        ),
-        affects=lambda run: False,  # no setting of Megatron's trainer builds a MimoModel
-        when="a MimoModel whose language model has MTP layers",
-        only_if="its trainer passes a loss_mask",
-        state="fixed on main",
-        evidence="read",
-        second_reading="the calls of the language model in 0.16.1, 0.19.0 and main; the fixing commit",
-    ),
 )

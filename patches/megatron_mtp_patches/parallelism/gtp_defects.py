@@ -38,17 +38,18 @@ DEFECTS = (
             run.num_experts
             and (run.expert_model_parallel_size or 1) == 1
             and expert_tensor_parallel(run) == tensor_parallel(run)
-            and _weight_shards(run) != (run.expert_gtp_weight_remat_size or 1)
+            and 1 < (run.expert_gtp_weight_remat_size or 1) != _weight_shards(run)
         ),
         when="--num-experts with --expert-model-parallel-size 1, --expert-tensor-parallel-size as large as "
-        "--tensor-model-parallel-size, and --expert-tensor-parallel-num-weight-shards other than "
-        "--tensor-parallel-num-weight-shards",
+        "--tensor-model-parallel-size, and --expert-tensor-parallel-num-weight-shards greater than these and other "
+        "than --tensor-parallel-num-weight-shards",
         instead="give both the same number of weight shards",
         state="fixed on main",
         evidence="read",
         seen_by="copies",
         second_reading="TransformerEngine's layers and the groups of ranks of 0.19.0 and main; what validates shards; "
-        "doctor with equal and unequal numbers of shards",
+        "doctor with equal and unequal numbers of shards; a run of 0.19.2 with shards of dense weights alone, which is "
+        "right",
     ),
     Defect(
         id="ML-6207",
