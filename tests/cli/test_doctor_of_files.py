@@ -8,7 +8,8 @@ import re
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.doctor.configuration import choice_in
+from megatron_mtp_patches.doctor.configuration import choice_in, read_hugging_face_sizes
+from megatron_mtp_patches.doctor.findings import RunSettings
 from megatron_mtp_patches.doctor.run_files import read_runs
 
 from .training_flags import EXPERTS, SMALL
@@ -208,6 +209,7 @@ def test_what_no_patch_removes_ends_with_1_from_severity_3_on(doctor_of_file, mo
     [
         ("a: [", "it is not YAML"),
         ("num_layers: 1", "it has neither MODEL_ARGS"),
+        ("MODE: inference\nMODEL_ARGS: {}", "MODE is inference, so it trains nothing"),
         ("actor_rollout_ref: {actor: {strategy: fsdp}}", "verl trains this by fsdp, not by Megatron"),
         ("{model: {}, engine: {_target_: verl.FSDPEngineConfig}, optim: {}}", "compose it with engine=megatron"),
         (None, "it cannot be read: Is a directory"),
@@ -259,3 +261,18 @@ def test_experts_and_heads_of_verl_are_those_of_the_model_of_hugging_face(diagno
     (tmp_path / "config.json").write_text('{"n_routed_experts": 8, "num_nextn_predict_layers": 1}')
     assert "ML-7513b" in diagnose(verl_yaml=text)["verl.yaml actor"]
     assert note not in doctor_of_file(text, name="verl.yaml").out
+
+
+def test_a_model_of_hugging_face_says_whether_it_ties_its_embeddings(tmp_path):
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
+    sizes, _ = read_hugging_face_sizes(tmp_path, has_heads=False)
+    assert RunSettings(sizes, None).untie_embeddings_and_output_weights is True
+
+
+@pytest.mark.parametrize("text", ["model: {num_moe_experts: 8}\n", f"{ACTOR}  model: {{lora: {{rank: 0}}}}\n"])
+def test_adapters_train_instead_of_what_they_adapt(tmp_path, text):
+    text = text.replace("trainer: {nnodes: 1, n_gpus_per_node: 8}\n", "")
+    for file, content in (("whole", text), ("adapted", text.replace("rank: 0", "rank: 8") + "peft: {dim: 8}\n")):
+        (tmp_path / f"{file}.yaml").write_text(content)
+        ((_, run),) = read_runs(tmp_path / f"{file}.yaml")
+        assert RunSettings(run.sources, None).trains_adapters is (file == "adapted")

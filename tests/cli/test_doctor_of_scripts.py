@@ -163,3 +163,11 @@ def test_the_variable_that_hides_the_flags_is_named_where_megatron_refuses(docto
         "Runs: 1; 0 with a defect that is not removed, 0 with one of severity 3 or more, 0 with settings that do not "
         "act or are refused, 1 that cannot be checked."
     )
+
+
+@pytest.mark.parametrize("name, is_affected", [("pretrain_vlm.py", True), ("train.py", False)])
+def test_a_defect_of_one_script_is_not_found_in_another(doctor_of_file, tmp_path, monkeypatch, name, is_affected):
+    (tmp_path / "pretrain_vlm.py").write_text("model = LLaVAModel(config)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = doctor_of_file(f"torchrun --nproc-per-node 1 {name} {SMALL} --freeze-LM --rotary-base 500000").out
+    assert ("ML-6586" in told) is is_affected

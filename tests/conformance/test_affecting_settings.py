@@ -58,6 +58,8 @@ FUSED_EXPERTS = {
         ("ML-5975", {**GRAPHS, "cuda_graph_scope": ["full_iteration"]}, False),
         # a recipe that generates text
         ("ML-5975", {**GRAPHS, "moe_pad_experts_for_cuda_graph_inference": True}, False),
+        ("ML-5975", {**GRAPHS, "perform_rl_step": True}, False),  # generates text by graphs, trains without
+        ("ML-5975", {**GRAPHS, "perform_rl_step": True, "rl_training_cuda_graphs": True}, True),
         ("ML-5975", {"cuda_graph_impl": "transformer_engine"}, False),
         ("fsdp-weight-norm-without-other-experts", EXPERTS_IN_FSDP, True),
         ("fsdp-weight-norm-without-other-experts", {**EXPERTS_IN_FSDP, "log_params_norm": False}, False),
@@ -183,6 +185,7 @@ FUSED_EXPERTS = {
         ("ML-6586", ROPE, False),
         ("ML-6586", {**ROPE, "freeze_LM": False}, True),  # a flag that only scripts of vision models have
         ("ML-6586", {"rotary_base": 500000, "dataloader_seq_length": 8}, True),
+        ("ML-6586", {"rotary_base": 500000, "dataloader_seq_length": 8, "script": "train.py"}, False),
         ("ML-6586", {"rotary_base": 10000, "dataloader_seq_length": 8}, False),
         ("ML-4395", {"transformer_impl": "local"}, False),
         ("ML-4395", {"transformer_impl": "local", "freeze_ViT": True}, True),
@@ -239,22 +242,6 @@ def test_which_settings_decide(find_affecting, id, run, is_affected):
 def test_the_fused_cross_entropy_depends_on_transformer_engine(find_affecting, version, is_affected):
     run = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te", "bf16": True}
     assert ("ML-5115" in find_affecting(run, te=version)) is is_affected
-
-
-def test_what_needs_a_padding_mask_is_not_met_in_megatron_s_trainer(find_affecting):
-    """Its flags alone tell that the model gets none; a configuration of another trainer does not."""
-    run = {**AUX_LOSS, "moe_router_load_balancing_type": "aux_loss", "moe_router_enable_expert_bias": True}
-    run |= {"moe_z_loss_coeff": 0.1, "calculate_per_token_loss": True, "overlap_moe_expert_parallel_comm": True}
-    run |= {"sequence_parallel": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
-    run |= {"mtp_num_layers": 1}
-    others = ({"hybrid_layer_pattern": "M*ME"}, {"calculate_per_token_loss": False})
-    runs = [run, *({**run, **one} for one in (*others, {"moe_router_load_balancing_type": "quantile_balancing"}))]
-
-    def find(**more):
-        return set().union(*(find_affecting({**one, **more}, te="2.17.1") for one in runs))
-
-    need_mask = {defect.id for defect in known_defects() if "gets a padding mask" in defect.only_if}
-    assert need_mask <= find() and find() - find(yaml_cfg=None) == need_mask
 
 
 def test_the_log_of_other_trainers_keeps_what_only_megatron_s_trainer_is_repaired_of():

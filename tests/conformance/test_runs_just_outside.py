@@ -21,6 +21,7 @@ SPLIT = {"num_experts": 4, "moe_grouped_gemm": True, "tensor_model_parallel_size
 WHOLE = {**SPLIT, "expert_tensor_parallel_size": 1}  # each tensor-parallel rank has a copy of each expert
 DEALT_OUT = {**WHOLE, "expert_model_parallel_size": 2}
 HEADS = {"mtp_num_layers": 1}
+RECOMPUTED = {**HEADS, "recompute_granularity": "full"}
 FSDP = {"use_megatron_fsdp": True}
 FSDP_TIED = {**FSDP, "untie_embeddings_and_output_weights": False}
 PRECISION_AWARE = {"use_precision_aware_optimizer": True}
@@ -96,6 +97,7 @@ LAYERS_LAID_OUT = {
         ("ML-5916", DEALT_OUT, True),
         ("ML-5916", {**SPLIT, "expert_tensor_parallel_size": 2}, True),
         ("ML-5916", WHOLE, False),
+        ("ML-5916", {**DEALT_OUT, "trains_adapters": True}, False),
         ("ML-5916b", DEALT_OUT, True),
         ("ML-5916b", WHOLE, False),
         ("ML-5916b", {**DEALT_OUT, "transformer_impl": "local"}, True),  # its row-parallel biases
@@ -138,6 +140,7 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-6965", REPEATED, {"recompute_granularity": "full", "recompute_method": "uniform"}),
         ("tied-output-weight-ddp", {**STAGES, **OVERLAPPED}, {"untie_embeddings_and_output_weights": True}),
         ("tied-output-weight-ddp", {**STAGES, **OVERLAPPED}, FSDP),
+        ("tied-output-weight-ddp", {**STAGES, **OVERLAPPED}, {"share_embeddings_and_output_weights": False}),
         ("weight-norm-before-gather", {**LAYER_WISE, **OVERLAPPED}, {"optimizer": "adam"}),
         ("ML-4494", PACKED, UNPADDED),
         ("ML-4494", {**HEADS, "offline_packing_specs": SimpleNamespace(pad_seq_to_mult=4)}, {"mtp_num_layers": None}),
@@ -169,6 +172,10 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-3720b", {"load": "x", "override_opt_param_scheduler": True}, FSDP),
         ("ML-2288", {"async_save": True}, {"yaml_cfg": None}),  # Megatron's trainer saves synchronously
         ("ML-3736", {"save": "x", "expert_model_parallel_size": 2}, {"ckpt_format": "torch"}),
+        ("ML-3457", RECOMPUTED, {"is_of_megatron_bridge": True}),
+        ("ML-3457", RECOMPUTED, {"is_of_ms_swift": True}),
+        ("ML-3457", {**RECOMPUTED, "vanilla_mbridge": True, "is_of_verl": True}, {"vanilla_mbridge": False}),
+        ("ML-6965", REPEATED, {"trains_adapters": True}),
         ("ML-5077", SAVED_IN_BUCKETS, {"ckpt_format": "torch"}),
         ("ML-5077", {**SAVED_IN_BUCKETS, **LAYERS_LAID_OUT}, {"use_layer_wise_param_layout": False}),
         ("ML-5077", SAVED_IN_BUCKETS, {"overlap_grad_reduce": False}),
@@ -201,3 +208,21 @@ def test_the_logits_that_are_compared_with_labels_depend_on_transformer_engine(v
     (defect,) = (one for one in known_defects() if one.id == "acceptance-after-loss")
     run = SimpleNamespace(**HEADS, cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="te")
     assert bool(defect.affects(RunSettings([run], version))) is is_affected
+
+
+def test_what_needs_a_padding_mask_is_not_met_in_trainers_that_give_none(find_affecting):
+    run = {**AUX_LOSS, "moe_router_enable_expert_bias": True}
+    run |= {"moe_z_loss_coeff": 0.1, "calculate_per_token_loss": True, "overlap_moe_expert_parallel_comm": True}
+    run |= {"sequence_parallel": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    run |= {"mtp_num_layers": 1}
+    others = ({"hybrid_layer_pattern": "M*ME"}, {"calculate_per_token_loss": False})
+    runs = [run, *({**run, **one} for one in (*others, {"moe_router_load_balancing_type": "quantile_balancing"}))]
+
+    def find(**more):
+        return set().union(*(find_affecting({**one, **more}, te="2.17.1") for one in runs))
+
+    need_mask = {defect.id for defect in known_defects() if "gets a padding mask" in defect.only_if}
+    assert need_mask <= find() and find() - find(yaml_cfg=None) == need_mask
+    assert find() - find(is_of_megatron_bridge=True) == find() - find(is_of_verl=True) == need_mask
+    assert need_mask <= find(is_of_verl=True, dynamic_context_parallel=True)
+    assert find() - find(is_of_ms_swift=True) == {"ML-6114", "ML-5563", "hybrid-padding-mask"}

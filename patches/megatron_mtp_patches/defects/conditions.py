@@ -94,6 +94,11 @@ def recomputes_weights(run: Any) -> bool:
     return run.recompute_granularity == "full" or is_part
 
 
+def has_head_of_bridge(run: Any) -> bool:
+    """True if Megatron-Bridge or mcore-bridge, of ms-swift, replaces the recomputation of MTP heads."""
+    return bool(run.is_of_megatron_bridge or run.is_of_ms_swift or (run.is_of_verl and not run.vanilla_mbridge))
+
+
 def repeats_a_head(run: Any) -> bool:
     """True if one MTP head runs for several depths."""
     return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)
@@ -127,13 +132,13 @@ def layers_of_hybrid(run: Any) -> str:
     return str(run.hybrid_layer_pattern or run.hybrid_override_pattern or "")
 
 
-# Flags of scripts for vision-language models, by which `doctor`, which is not told the script, knows them.
+# Flags of scripts for vision-language models, by which `doctor -- FLAGS`, which is not told the script, knows them.
 VLM_FLAGS = ("freeze_LM", "freeze_ViT", "disable_vision_class_token", "dataloader_seq_length")
 
 
 def is_vlm(run: Any) -> bool:
-    """True if pretrain_vlm.py, or another script with its flags, trains a vision-language model."""
-    return any(getattr(run, name) is not None for name in VLM_FLAGS)
+    """True if pretrain_vlm.py trains a vision-language model, or a script with its flags whose name is not known."""
+    return run.script in (None, "pretrain_vlm.py") and any(getattr(run, name) is not None for name in VLM_FLAGS)
 
 
 def is_hybrid(run: Any) -> bool:
@@ -141,9 +146,17 @@ def is_hybrid(run: Any) -> bool:
     return bool(layers_of_hybrid(run) or run.is_hybrid_model)
 
 
+# `only_if` of the defects whose predicate asks may_mask_padding.
+HAS_PADDING_MASK = (
+    "the model gets a padding mask, which neither Megatron's trainer nor Megatron-Bridge gives it, and verl only with "
+    "dynamic context parallelism"
+)
+
+
 def may_mask_padding(run: Any) -> bool:
-    """True if the model may get a padding mask, which Megatron's trainer never gives it."""
-    return not run.is_of_megatron_trainer
+    """True if the model may get a padding mask, as far as its trainer is known."""
+    is_known_to_give_none = run.is_of_megatron_trainer or run.is_of_megatron_bridge
+    return not (is_known_to_give_none or (run.is_of_verl and not run.dynamic_context_parallel))
 
 
 def balances_by_quantiles(run: Any) -> bool:

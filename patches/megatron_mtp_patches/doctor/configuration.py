@@ -86,7 +86,8 @@ def make_dtype(name: object) -> SimpleNamespace:
 
 
 def read_hugging_face_sizes(folder: object, has_heads: bool) -> tuple[list[SimpleNamespace], tuple[str, ...]]:
-    """The experts and, if it `has_heads`, the MTP heads of a model of Hugging Face; and a note where it is not here.
+    """What defects depend on of a model of Hugging Face: its experts, whether it ties its embeddings and, if it
+    `has_heads`, its MTP heads. And a note where it is not here.
 
     Megatron-Bridge, which makes Megatron's model of it, has experts in a grouped GEMM.
     """
@@ -100,6 +101,7 @@ def read_hugging_face_sizes(folder: object, has_heads: bool) -> tuple[list[Simpl
     experts = next((config[name] for name in _EXPERTS if config.get(name)), None)
     heads = config.get("num_nextn_predict_layers") if has_heads else None
     sizes = {"num_moe_experts": experts, "moe_grouped_gemm": bool(experts) or None, "mtp_num_layers": heads}
+    sizes["share_embeddings_and_output_weights"] = config.get("tie_word_embeddings")
     return [SimpleNamespace(**sizes)], ()
 
 

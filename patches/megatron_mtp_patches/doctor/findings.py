@@ -20,6 +20,7 @@ from ..megatron_engine import ENGINE
 OTHER_NAMES = {"num_experts": "num_moe_experts"}
 # What Megatron-Bridge says the other way round.
 _OPPOSITES = {f"no_{name}": name for name in ("load_optim", "load_rng", "save_optim", "save_rng")}
+_OPPOSITES["untie_embeddings_and_output_weights"] = "share_embeddings_and_output_weights"
 
 
 class RunSettings:

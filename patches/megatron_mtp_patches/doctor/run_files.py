@@ -50,6 +50,8 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
     content = read_mapping(file)
     recipes = {name: flags for name, flags in content.items() if re.fullmatch(r"MODEL_ARGS(_\d+)?", str(name))}
     if recipes and all(isinstance(flags, dict) for flags in recipes.values()):
+        if content.get("MODE") == "inference":
+            raise UsageError("MODE is inference, so it trains nothing")
         has_several = len(recipes) > 1
         return [
             (
@@ -65,7 +67,10 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
     if isinstance(content.get("model"), dict):
         sections = [*sections_of(content)]
         read = [section for name, section in sections[1:] if name in content or _is_read(name)]
-        sources = [*map(make_source, read), SimpleNamespace(is_of_megatron_bridge=True)]
+        sources = [
+            *map(make_source, read),
+            SimpleNamespace(is_of_megatron_bridge=True, trains_adapters=bool(content.get("peft"))),
+        ]
         has_heads = any(getattr(source, "mtp_num_layers", None) for source in sources)
         untrained = "" if has_heads else "model.mtp_num_layers is not set, so the model has no MTP heads"
         choice = choice_in((content.get("logger") or {}).get("megatron_mtp_patches"))

@@ -100,6 +100,8 @@ def _read_run(
     model_settings = engine.get("override_transformer_config") or {}
     in_16_bits = bool(optimizer.get("use_precision_aware_optimizer")) and optimizer.get("main_grads_dtype") != "fp32"
     fixed = SimpleNamespace(
+        is_of_verl=True,
+        trains_adapters=bool((model.get("lora") or {}).get("rank")),
         calculate_per_token_loss=bool(engine.get("dynamic_context_parallel")) or None,
         accumulate_allreduce_grads_in_fp32=not in_16_bits,
         grad_reduce_in_fp32=not in_16_bits,

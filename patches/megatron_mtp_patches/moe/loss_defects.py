@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import (
+    HAS_PADDING_MASK,
     context_parallel,
     data_parallel,
     has_any_aux_loss,
@@ -72,7 +73,7 @@ DEFECTS = (
         ),
         when="--calculate-per-token-loss with --moe-aux-loss-coeff and --tensor-model-parallel-size or "
         "--context-parallel-size > 1, or with global_aux_loss and data parallelism",
-        only_if="the model gets a padding mask, which Megatron's trainer does not give it",
+        only_if=HAS_PADDING_MASK,
         more_links=("NVIDIA/Megatron-LM#7452",),
         state="open",
         evidence="reproduced",
@@ -131,7 +132,7 @@ DEFECTS = (
         ),
         when="--moe-z-loss-coeff with --tensor-model-parallel-size or --context-parallel-size > 1, without "
         "--calculate-per-token-loss",
-        only_if="the model gets a padding mask, which Megatron's trainer does not give it",
+        only_if=HAS_PADDING_MASK,
         instead="use --calculate-per-token-loss, before 0.19 with the patch weight-moe-losses-by-token",
         evidence="reproduced",
         second_reading="the z loss of 0.16.1, 0.18.2 and main, with and without loss per token; its program on 0.18.2",

@@ -18,9 +18,9 @@ def _splits(run: Any) -> bool:
 
 
 def _has_grouped_experts(run: Any) -> bool:
-    """True if these experts are grouped layers of TransformerEngine."""
+    """True if these experts train and are grouped layers of TransformerEngine, which Bridge's adapters are not."""
     is_megatrons = run.transformer_impl == "local" or run.moe_use_legacy_grouped_gemm
-    return bool(_splits(run) and run.moe_grouped_gemm and not is_megatrons)
+    return bool(_splits(run) and run.moe_grouped_gemm and not is_megatrons and not run.trains_adapters)
 
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
@@ -43,7 +43,8 @@ DEFECTS = (
         signs=_MARKS_NO_EXPERTS,
         affects=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
         when="--num-experts with --moe-grouped-gemm, --tensor-model-parallel-size > 1 and TransformerEngine >= 2.13, "
-        "without --expert-tensor-parallel-size 1 or with --expert-model-parallel-size > 1",
+        "without --expert-tensor-parallel-size 1 or with --expert-model-parallel-size > 1, but not where adapters of "
+        "Megatron-Bridge train instead",
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="count-experts-in-grad-norm",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import (
+    HAS_PADDING_MASK,
     balances_by_quantiles,
     has_any_aux_loss,
     has_z_loss,
@@ -16,7 +17,6 @@ from ..defects.declare import Defect, Sign
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
 _READS_MASK = "--moe-aux-loss-coeff, --moe-z-loss-coeff or --moe-router-enable-expert-bias"
-_HAS_MASK = "the model gets a padding mask, which Megatron's trainer does not give it"
 
 
 def _reads_mask(run: Any) -> bool:
@@ -44,7 +44,7 @@ DEFECTS = (
             _reads_mask(run) and run.overlap_moe_expert_parallel_comm and not balances_by_quantiles(run)
         ),
         when=f"--overlap-moe-expert-parallel-comm with {_READS_MASK}",
-        only_if=_HAS_MASK,
+        only_if=HAS_PADDING_MASK,
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
         second_reading="scheduled layers of 0.16.1 and main; its program on 0.18.2",
@@ -59,7 +59,7 @@ DEFECTS = (
             may_mask_padding(run) and run.overlap_moe_expert_parallel_comm and balances_by_quantiles(run)
         ),
         when="--overlap-moe-expert-parallel-comm with --moe-router-load-balancing-type quantile_balancing",
-        only_if=_HAS_MASK,
+        only_if=HAS_PADDING_MASK,
         evidence="read",
         second_reading="sources of main",
     ),
@@ -69,9 +69,11 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=Sign(f"{_ROUTER}._apply_expert_bias", has="routing_map = routing_map & ~padding_mask", lacks="unsqueeze"),
-        affects=lambda run: may_mask_padding(run) and run.num_experts and run.moe_router_enable_expert_bias,
-        when="--moe-router-enable-expert-bias",
-        only_if=_HAS_MASK,
+        affects=lambda run: (  # mcore-bridge makes masks that fit (also below)
+            may_mask_padding(run) and run.num_experts and run.moe_router_enable_expert_bias and not run.is_of_ms_swift
+        ),
+        when="--moe-router-enable-expert-bias, but not in ms-swift",
+        only_if=HAS_PADDING_MASK,
         more_links=("NVIDIA/Megatron-LM#6111",),
         state="fixed on main",
         evidence="reproduced",
@@ -88,10 +90,13 @@ DEFECTS = (
             has=".transpose(0, 1).contiguous() else: decoder_input = None",  # only where the embedding is
         ),
         affects=lambda run: (
-            _splits_mask(run) and not layers_of_hybrid(run) and (run.pipeline_model_parallel_size or 1) > 1
+            _splits_mask(run)
+            and not layers_of_hybrid(run)
+            and (run.pipeline_model_parallel_size or 1) > 1
+            and not run.is_of_ms_swift
         ),
-        when=f"{_READS_MASK} with --sequence-parallel and --pipeline-model-parallel-size > 1",
-        only_if=_HAS_MASK,
+        when=f"{_READS_MASK} with --sequence-parallel and --pipeline-model-parallel-size > 1, but not in ms-swift",
+        only_if=HAS_PADDING_MASK,
         more_links=("NVIDIA/Megatron-LM#5088",),
         state="open",
         evidence="reproduced",
@@ -109,9 +114,9 @@ DEFECTS = (
             )
             for model in ("hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
         ),
-        affects=lambda run: _splits_mask(run) and layers_of_hybrid(run),
-        when=f"--hybrid-layer-pattern with --sequence-parallel and {_READS_MASK}",
-        only_if=_HAS_MASK,
+        affects=lambda run: _splits_mask(run) and layers_of_hybrid(run) and not run.is_of_ms_swift,
+        when=f"--hybrid-layer-pattern with --sequence-parallel and {_READS_MASK}, but not in ms-swift",
+        only_if=HAS_PADDING_MASK,
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
         second_reading="models of 0.16.1 and main; cases of its predicate",
@@ -127,7 +132,7 @@ DEFECTS = (
         ),
         affects=lambda run: _reads_mask(run) and run.mtp_num_layers and not layers_of_hybrid(run),
         when=f"--mtp-num-layers in a GPT with {_READS_MASK}",
-        only_if=_HAS_MASK,
+        only_if=HAS_PADDING_MASK,
         state="fixed in 0.18.0",
         evidence="reproduced",
         second_reading="MTP layers of 0.16.1, 0.17.1 and 0.18.2, and the call of the mask in GPTs (fixed) and hybrid "
@@ -146,7 +151,7 @@ DEFECTS = (
         ),
         affects=lambda run: _reads_mask(run) and layers_of_hybrid(run) and run.mtp_num_layers,
         when=f"--mtp-num-layers in a hybrid model with {_READS_MASK}",
-        only_if=_HAS_MASK,
+        only_if=HAS_PADDING_MASK,
         evidence="read",
     ),
 )

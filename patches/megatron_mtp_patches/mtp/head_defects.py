@@ -6,6 +6,7 @@ from typing import Any
 
 from ..defects.conditions import (
     fuses_weight_gradients,
+    has_head_of_bridge,
     has_heads_on_last_stage,
     has_megatron_fsdp,
     is_layer_wise,
@@ -87,8 +88,8 @@ DEFECTS = (
             has=("self._checkpointed_forward(", "padding_mask=padding_mask"),
         ),
         fixed_by=Sign(f"{_MTP}:MultiTokenPredictionLayer._checkpointed_forward", has="padding_mask"),
-        affects=lambda run: run.mtp_num_layers and run.recompute_granularity == "full",
-        when="--mtp-num-layers with --recompute-granularity full",
+        affects=lambda run: run.mtp_num_layers and run.recompute_granularity == "full" and not has_head_of_bridge(run),
+        when="--mtp-num-layers with --recompute-granularity full, without Megatron-Bridge and mcore-bridge",
         more_links=("NVIDIA/Megatron-LM#4933", "NVIDIA/Megatron-LM#6367"),
         introduced_by=("NVIDIA/Megatron-LM#2645", "NVIDIA/Megatron-LM#4593"),
         state="fixed in 0.19.0",
@@ -142,12 +143,12 @@ DEFECTS = (
             and (run.transformer_impl or "transformer_engine") == "transformer_engine"
             and fuses_weight_gradients(run)
             and not run.use_megatron_fsdp
-            and not run.disable_parameter_transpose_cache
+            and not (run.disable_parameter_transpose_cache or run.trains_adapters)
             and not recomputes_heads(run)  # a layer that runs again is not in its first microbatch any more
         ),
         when="--mtp-use-repeated-layer with --mtp-num-layers > 1 and layers of TransformerEngine, without "
         "--no-gradient-accumulation-fusion, --disable-parameter-transpose-cache, --use-megatron-fsdp and "
-        "--recompute-method uniform",
+        "--recompute-method uniform, but not where adapters of Megatron-Bridge train instead",
         state="fixed after main of 2026-08-22 in bf16, open in fp8 and fp4",
         evidence="reproduced",
         instead="--no-gradient-accumulation-fusion",

@@ -12,8 +12,9 @@ _INSTEAD = "--no-gradient-accumulation-fusion or --untie-embeddings-and-output-w
 
 
 def _fuses_gradient_of_tied_weight(run: Any) -> bool:
-    is_tied = run.untie_embeddings_and_output_weights is False or run.share_embeddings_and_output_weights
-    return bool(is_tied and fuses_weight_gradients(run) and not run.freeze_base_model_for_mtp)
+    is_tied = run.untie_embeddings_and_output_weights is False
+    is_tied = run.untie_embeddings_and_output_weights is False
+    return is_tied and fuses_weight_gradients(run) and not run.freeze_base_model_for_mtp
 
 
 def _trains_copy_of_embedding_in_heads(run: Any) -> bool:

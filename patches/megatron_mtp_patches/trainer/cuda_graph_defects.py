@@ -9,7 +9,9 @@ from ..defects.declare import Defect, Sign
 
 _GRAPHS = "megatron.core.transformer.cuda_graphs"
 _RUNNER = f"{_GRAPHS}:_CudaGraphRunner"
-_PER_LAYER = "--cuda-graph-impl local, with a graph for each layer"
+_PER_LAYER = (
+    "--cuda-graph-impl local, with a graph for each layer (beside --perform-rl-step, with --rl-training-cuda-graphs)"
+)
 _OTHERS = "--cuda-graph-impl transformer_engine or none"
 
 
@@ -25,7 +27,9 @@ def _captures_layers(run: Any) -> bool:
     captures = run.cuda_graph_impl == "local" and not run.moe_pad_experts_for_cuda_graph_inference
     inference = getattr(run.inference_cuda_graph_scope, "name", run.inference_cuda_graph_scope)  # 0.18 and later
     is_one_block = inference == "block" and not run.cuda_graph_modules
-    return bool(captures and not is_one_block and not _scopes(run) & {"full_iteration", "full_iteration_inference"})
+    if is_one_block or (run.perform_rl_step and not run.rl_training_cuda_graphs):
+        return False
+    return bool(captures and not _scopes(run) & {"full_iteration", "full_iteration_inference"})
 
 
 def _captures_routers(run: Any) -> bool:
