@@ -147,7 +147,7 @@ DEFECTS = (
             and not recomputes_heads(run)  # a layer that runs again is not in its first microbatch any more
         ),
         when="--mtp-use-repeated-layer with --mtp-num-layers > 1 and layers of TransformerEngine, without "
-        "--no-gradient-accumulation-fusion, --disable-parameter-transpose-cache, --use-megatron-fsdp and "
+        "--no-gradient-accumulation-fusion, disable_parameter_transpose_cache, --use-megatron-fsdp and "
         "--recompute-method uniform, but not where adapters of Megatron-Bridge train instead",
         state="fixed after main of 2026-08-22 in bf16, open in fp8 and fp4",
         evidence="reproduced",

@@ -74,14 +74,15 @@ DEFECTS = (
         affects=lambda run: (
             run.te_precision_config_file and not (run.fp8 or run.fp4 or run.disable_parameter_transpose_cache)
         ),
-        when="--te-precision-config-file without --fp8-format, --fp4-format and --disable-parameter-transpose-cache",
+        when="--te-precision-config-file without --fp8-format, --fp4-format and disable_parameter_transpose_cache",
         only_if="the file quantizes a layer",
-        instead="--disable-parameter-transpose-cache, with which layers quantize their weights in each microbatch",
+        instead="set disable_parameter_transpose_cache of TransformerConfig, for which Megatron has no flag: layers then "
+        "quantize their weights in each microbatch",
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="quantize-weights-of-each-step",
         second_reading="sources of 0.16.1, 0.18.2 and 0.19.0, and TransformerEngine's linear layer; its program; "
-        "doctor with its way out",
+        "its way out in the sources alone",
     ),
     Defect(
         id="ML-4800",
