@@ -76,7 +76,7 @@ DEFECTS = (
         ),
         when="--te-precision-config-file without --fp8-format, --fp4-format and disable_parameter_transpose_cache",
         only_if="the file quantizes a layer",
-        instead="set disable_parameter_transpose_cache of TransformerConfig, for which Megatron has no flag: layers then "
+        instead="set disable_parameter_transpose_cache in TransformerConfig, which has no flag: layers then "
         "quantize their weights in each microbatch",
         state="fixed in 0.19.0",
         evidence="reproduced",
