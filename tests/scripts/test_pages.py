@@ -12,6 +12,7 @@ import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches import functional
 from megatron_mtp_patches.cli import make_parser
+from megatron_mtp_patches.defects.catalog import known_defects
 from megatron_mtp_patches.megatrons.known import MEGATRONS
 
 from scripts.common.toml import read_toml
@@ -54,6 +55,7 @@ OTHERS = {
     "scripts.parity_scores": {"--checkout"},
     "scripts.pins": {"--check"},
     "scripts.replay": {"--megatron", "--ranks", "--release"},
+    "megatron-core 0.16": {"--moe-use-legacy-grouped-gemm"},
     "megatron-core 0.19": {"--freeze-all-layers", "--freeze-base-for-mtp", "--qad-train-target"}
     | {"--dataloader-inter-document-masking", "--tensor-parallel-num-weight-shards"}
     | {"--expert-tensor-parallel-num-weight-shards"},
@@ -105,7 +107,9 @@ def test_each_flag_exists():
     megatron = pytest.importorskip("megatron.training.arguments", reason="the wheel of 0.16.1 has no trainer")
     flags = {*options(make_parser()), *options(megatron.add_megatron_arguments(argparse.ArgumentParser()))}
     flags = flags.union(*OTHERS.values())
-    named = {flag: page.name for page in PAGES for flag in FLAG.findall(page.read_text(encoding="utf-8"))}
+    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    texts |= {one.id: " ".join((one.effect, one.when, one.only_if, one.instead)) for one in known_defects()}
+    named = {flag: name for name, text in texts.items() for flag in FLAG.findall(text)}
     # ms-swift writes them with underscores.
     unknown = sorted(f"{flag} in {page}" for flag, page in named.items() if flag.replace("_", "-") not in flags)
     assert not unknown, "\n".join(unknown)

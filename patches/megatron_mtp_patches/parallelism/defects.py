@@ -58,8 +58,8 @@ DEFECTS = (
             and run.num_experts
             and pipeline_parallel(run) > 1
         ),
-        when="--optimizer muon, adaptive_muon, soap or lion, without --use-layer-wise-distributed-optimizer, with "
-        "--num-experts and --pipeline-model-parallel-size > 1",
+        when="--optimizer muon, adaptive_muon, soap or lion without --use-distributed-optimizer, with --num-experts "
+        "and --pipeline-model-parallel-size > 1",
         more_links=("NVIDIA/Megatron-LM#1515",),
         state="open",
         evidence="reproduced",
