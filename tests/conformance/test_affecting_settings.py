@@ -262,6 +262,7 @@ DECIDED_BY = {
     "nccl_ub": ["use_nccl_ub"],
     "overlap_p2p_comm": ["no_overlap_p2p_communication"],
     "perform_initialization": ["no_initialization"],
+    "use_layer_wise_distributed_optimizer": ["use_distributed_optimizer"],
     "virtual_pipeline_model_parallel_size": ["num_virtual_stages_per_pipeline_rank"],
 }
 
