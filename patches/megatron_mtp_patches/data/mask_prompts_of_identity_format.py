@@ -7,7 +7,7 @@ _CONVERSATION = "megatron.core.tokenizers.text.libraries.sft_tokenizer:SFTTokeni
 PATCH = Patch(
     id="mask-prompts-of-identity-format",
     summary="Leave prompts out of the loss with the identity format of --sft",
-    upstream=(PullRequest(6682, native_since="main"),),
+    upstream=(PullRequest(6682, native_since="main", also_in=("0.17.1",)),),
     problem="With `--sft-tokenizer-prompt-format identity` the loss of 0.18 and 0.19 counts all tokens of a "
     "conversation, also those of its system, user and tool turns, which 0.17 left out. A run that moves from 0.17 to "
     "0.18 trains on its prompts from then on, and no message says so.",

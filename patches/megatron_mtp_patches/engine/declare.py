@@ -40,6 +40,7 @@ class PullRequest:
         part: what of it the patch brings and what not, where that is not all, in a sentence.
         ended: "closed", "merged after DATE", or "merged into branch NAME", where no known Megatron has it; '' while it
             is open.
+        also_in: releases before `native_since` that have what it brings, because a later change took it away.
     """
 
     number: int
@@ -48,6 +49,7 @@ class PullRequest:
     twin_of: int | None = None
     part: str = ""
     ended: str = ""
+    also_in: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.repository.partition('/')[2]}#{self.number}"

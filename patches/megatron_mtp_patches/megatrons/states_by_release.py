@@ -14,7 +14,9 @@ def state_in(patch: Patch, release: str) -> State:
     What upstream listed first decides; later changes to it are defects until then.
     """
     first = patch.upstream[0] if patch.upstream else None
-    if first is None or first.native_since is None or first.repository or release not in since(first.native_since):
+    if first is None or first.native_since is None or first.repository:
+        return State.APPLIED
+    if release not in (*since(first.native_since), *first.also_in):
         return State.APPLIED
     return State.REPAIRED if patch.repairs else State.NATIVE
 
