@@ -137,10 +137,13 @@ DEFECTS = (
         severity=5,
         signs=Sign(_SETUP, has="effective_intra_dist_opt_group"),
         affects=lambda run: (
-            sharding_strategy(run) == "no_shard" and run.num_experts and _expert_ranks(run) > tensor_parallel(run)
+            sharding_strategy(run) == "no_shard"
+            and run.clip_grad != 0
+            and run.num_experts
+            and _expert_ranks(run) > tensor_parallel(run)
         ),
-        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and EP x ETP greater "
-        "than --tensor-model-parallel-size",
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --clip-grad above 0, as by default, "
+        "--num-experts and EP x ETP greater than --tensor-model-parallel-size",
         instead=_OTHER_STRATEGY,
         evidence="reproduced",
         patch="count-fsdp-replicas-once",

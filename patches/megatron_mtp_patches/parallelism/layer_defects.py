@@ -120,9 +120,9 @@ DEFECTS = (
             has="self.norm = ",
             lacks="eps=self.config.layernorm_epsilon",
         ),
-        affects=lambda run: False,  # Megatron's specs fuse this norm with the projection behind it
+        affects=lambda run: False,  # no flag tells the spec; that of training fuses this norm with a projection
         when="--norm-epsilon in hybrid models",
-        only_if="a spec of your own gives MambaLayer a separate norm",
+        only_if="the spec gives MambaLayer a separate norm, as those of ModelOpt do",
         state="fixed in 0.19.0",
         evidence="reproduced",
         second_reading="Mamba layers and their specs of 0.16.1, 0.18.2 and 0.19.0",

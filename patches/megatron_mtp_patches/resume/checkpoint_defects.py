@@ -126,7 +126,8 @@ DEFECTS = (
             ),
         ),
         affects=lambda run: run.use_megatron_fsdp and (run.save or run.load) and has_gated_delta_net(run),
-        when="--use-megatron-fsdp with --experimental-attention-variant gated_delta_net or G in --hybrid-layer-pattern",
+        when="--use-megatron-fsdp with --save or --load, and --experimental-attention-variant gated_delta_net (or gdn, "
+        "gdn2) or G in --hybrid-layer-pattern",
         only_if="the checkpoint is loaded with another --tensor-model-parallel-size",
         state="open",
         evidence="read",
@@ -162,7 +163,7 @@ DEFECTS = (
         effect="Loading skips weights that the checkpoint names otherwise, and these keep their initial values: MTP "
         "layers of 0.16, or MLA's down projections after a change of --mla-down-proj-fusion",
         kind="lost state",
-        severity=2,
+        severity=3,
         signs=Sign(
             f"{_CHECKPOINTING}:",
             has="allow_partial_load = not getattr(args, 'strict_fsdp_dtensor_load', False)",
@@ -171,12 +172,12 @@ DEFECTS = (
         fixed_by=Sign("megatron.core.transformer.multi_token_prediction:", lacks="mtp_model_layer"),  # 0.16
         affects=lambda run: (
             run.use_megatron_fsdp
-            and run.load
+            and (run.load or run.pretrained_checkpoint)
             and run.strict_fsdp_dtensor_load is False
             and (run.mtp_num_layers or run.multi_latent_attention)
         ),
-        when="--use-megatron-fsdp and --load with --no-strict-fsdp-dtensor-load, and --mtp-num-layers or "
-        "--multi-latent-attention",
+        when="--use-megatron-fsdp and --load or --pretrained-checkpoint with --no-strict-fsdp-dtensor-load, and "
+        "--mtp-num-layers or --multi-latent-attention",
         only_if="the checkpoint was saved by 0.16, or with the other setting of --mla-down-proj-fusion",
         instead="leave out --no-strict-fsdp-dtensor-load: loading then ends in an error",
         state="fixed on main",
@@ -213,11 +214,11 @@ DEFECTS = (
             has="torch.empty(tp.size, **tp.properties.__dict__, device='meta')",
         ),
         affects=lambda run: (
-            run.load
+            (run.load or run.pretrained_checkpoint)
             and (run.ckpt_format or "torch_dist") == "torch_dist"
             and (run.dist_ckpt_strictness or _COMPARES_NOTHING) != _COMPARES_NOTHING
         ),
-        when="--load with a --dist-ckpt-strictness other than assume_ok_unexpected",
+        when="--load or --pretrained-checkpoint with a --dist-ckpt-strictness other than assume_ok_unexpected",
         only_if="torch is 2.15 or newer",
         instead="leave out --dist-ckpt-strictness, and compare nothing",
         introduced_by=("pytorch/pytorch#194251",),
