@@ -14,6 +14,7 @@ import torch
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
+from megatron_overrides.mtp.heads.repeated_heads import is_repeated
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +26,29 @@ def shard_gradients_of_single_replicas(call: Call) -> None:
 
     NVIDIA/Megatron-LM#6660: where a group has one rank, Megatron does not shard, and goes on as if it did. It reduces
     in each microbatch what the buffer has of all so far, and backward passes overwrite it. The other buffers stay, as
-    does one whose place in another is given.
+    do one whose place in another is given and one with weights that have a backward pass for each depth: Megatron-FSDP
+    overwrites a shard with each pass, and adds to a whole buffer.
     """
     is_of_gradients = "gradient_scaling_factor" in call.kwargs and call["shard_bucket_index"] is None
     is_sharded = call["ddp_config"].data_parallel_sharding_strategy in ("optim_grads", "optim_grads_params")
-    if is_of_gradients and is_sharded and call["data_parallel_group"].size() == 1:
+    is_overwritten = any(getattr(param, "has_backward_of_each_depth", False) for param in call["params"])
+    if is_of_gradients and is_sharded and not is_overwritten and call["data_parallel_group"].size() == 1:
         call["is_data_distributed"] = True
+    call.proceed()
+
+
+def mark_recomputed_depths(call: Call) -> None:
+    """Wraps FullyShardedDataParallel.__init__(config, ddp_config, module, ...): marks what the wrapper above leaves.
+
+    A repeated MTP layer that is recomputed runs backward for each depth by itself, outside of the pass that calls it.
+    """
+    config = call["config"]
+    is_recomputed = config.recompute_granularity == "full" and config.recompute_method != "block"
+    if is_recomputed and is_repeated(config):
+        for block in call["module"].modules():
+            if hasattr(block, "mtp_use_repeated_layer"):
+                for param in block.parameters():
+                    param.has_backward_of_each_depth = True
     call.proceed()
 
 

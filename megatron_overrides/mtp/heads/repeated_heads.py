@@ -21,7 +21,7 @@ def add_gradients_of_all_depths(call: Call) -> None:
     `disable_parameter_transpose_cache`: then it adds, and quantizes the weights in each call.
     """
     call.proceed()
-    if _is_repeated(call.instance.config):
+    if is_repeated(call.instance.config):
         for module in call.instance.modules():
             if hasattr(module, "is_first_microbatch"):
                 module.disable_parameter_transpose_cache = True
@@ -37,12 +37,13 @@ def add_gradients_under_fsdp(call: Call) -> None:
     for module in call["module"].modules():
         if getattr(module, "mtp_process", False) and not are_detached(config):
             _fuse_no_gradients(module.output_layer)
-        if hasattr(module, "mtp_use_repeated_layer") and _is_repeated(config):
+        if hasattr(module, "mtp_use_repeated_layer") and is_repeated(config):
             _fuse_no_gradients(module)
     call.proceed()
 
 
-def _is_repeated(config: Any) -> bool:
+def is_repeated(config: Any) -> bool:
+    """True if one MTP layer runs for several depths."""
     return bool(getattr(config, "mtp_use_repeated_layer", False) and (config.mtp_num_layers or 0) > 1)
 
 

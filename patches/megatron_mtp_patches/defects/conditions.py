@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .declare import Gap
+
 
 def tensor_parallel(run: Any) -> int:
     """Over how many ranks a dense layer is split."""
@@ -102,6 +104,14 @@ def has_head_of_bridge(run: Any) -> bool:
 def repeats_a_head(run: Any) -> bool:
     """True if one MTP head runs for several depths."""
     return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)
+
+
+# Where patches that add gradients up under Megatron-FSDP leave its own sums.
+RECOMPUTES_DEPTHS = Gap(
+    lambda run: repeats_a_head(run) and recomputes_heads(run),
+    when="--mtp-use-repeated-layer and --recompute-granularity full with --recompute-method uniform",
+    because="each recomputed depth has a backward pass of its own (fsdp-recomputed-repeated-head)",
+)
 
 
 def fuses_weight_gradients(run: Any) -> bool:

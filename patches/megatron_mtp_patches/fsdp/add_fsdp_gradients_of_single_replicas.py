@@ -1,5 +1,6 @@
 """Declares add-fsdp-gradients-of-single-replicas."""
 
+from ..declarations.shared_edits import MEGATRON_FSDP
 from ..engine import Patch, Wrap
 
 PATCH = Patch(
@@ -19,12 +20,18 @@ PATCH = Patch(
     notes=(
         "These gradients take one more temporary buffer of the size of a bucket, as sharded ones do, and each "
         "microbatch copies them once.",
+        "A repeated MTP layer under full recomputation keeps Megatron's buffers, and with it all weights in the same: "
+        "each of its depths has a backward pass that would overwrite a shard.",
     ),
     is_repair=True,
     edits=(
         Wrap(
             "megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer:DataParallelBuffer.__init__",
             "megatron_overrides.fsdp.gradient_sums:shard_gradients_of_single_replicas",
+        ),
+        *(
+            Wrap(f"{wrapper}.__init__", "megatron_overrides.fsdp.gradient_sums:mark_recomputed_depths")
+            for wrapper in MEGATRON_FSDP
         ),
     ),
 )

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import (
+    RECOMPUTES_DEPTHS,
     context_parallel,
     data_parallel,
     expert_data_parallel,
     fuses_weight_gradients,
+    has_megatron_fsdp,
     microbatches,
+    recomputes_heads,
+    repeats_a_head,
     sharding_strategy,
     type_name,
 )
@@ -19,6 +23,11 @@ _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
 _ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel"
 _REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
+
+_REPEATS_A_HEAD = Sign(
+    "megatron.core.transformer.multi_token_prediction:MultiTokenPredictionBlock._build_layers",
+    has="self.mtp_use_repeated_layer",
+)
 
 
 def _shards_gradients(run: Any) -> bool:
@@ -109,6 +118,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
+        unless=RECOMPUTES_DEPTHS,
         second_reading="sources of 0.18.2 and main; the types that trainers of 0.17.1 to 0.19.0 set; its program on "
         "0.19.2; doctor under its flags and just outside; the thread of #6660",
     ),
@@ -123,9 +133,12 @@ DEFECTS = (
         ),
         affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _loses_microbatches(run),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, several "
-        "microbatches, and as many expert-parallel as data-parallel ranks, or one data-parallel rank",
+        "microbatches, and one replica of experts or of the model (context-parallel ranks count, too); with fused "
+        "weight gradients and TransformerEngine 2.10 or newer, or on several ranks without --calculate-per-token-loss",
+        instead="on one rank, or with --calculate-per-token-loss, add --no-gradient-accumulation-fusion",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
+        unless=RECOMPUTES_DEPTHS,
         second_reading="sources of 0.16.1, 0.18.2 and main; its program on 0.19.2; doctor under its flags and just "
         "outside; the wrapper of its patch",
     ),
@@ -140,8 +153,8 @@ DEFECTS = (
             and microbatches(run) > 1
             and run.transformer_engine >= (2, 10)
         ),
-        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, without "
-        "--no-gradient-accumulation-fusion",
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, with "
+        "TransformerEngine 2.10 or newer and without --no-gradient-accumulation-fusion",
         instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
         state="fixed on main",
         evidence="reproduced",
@@ -195,5 +208,40 @@ DEFECTS = (
         patch="add-fsdp-gradients-of-all-microbatches",
         second_reading="experts and buffers of 0.18.2, 0.19.0 and main; doctor under its flags and just outside; the "
         "wrapper of its patch",
+    ),
+    Defect(
+        id="fsdp-repeated-head",
+        effect="Under Megatron-FSDP a repeated MTP head keeps the gradient of only one of its depths",
+        severity=4,
+        signs=_REPEATS_A_HEAD,
+        affects=lambda run: repeats_a_head(run) and has_megatron_fsdp(run) and fuses_weight_gradients(run),
+        when="--use-megatron-fsdp with --mtp-use-repeated-layer and --mtp-num-layers > 1, without "
+        "--no-gradient-accumulation-fusion",
+        only_if="the strategy is optim_grads, optim_grads_params or (to 0.19) optim: others add up, but for the first "
+        "step, in fp8 the first microbatch of each",
+        unless=RECOMPUTES_DEPTHS,
+        evidence="reproduced",
+        instead="--no-gradient-accumulation-fusion",
+        patch="sum-gradients-of-repeated-weights",
+        second_reading="sources of 0.17.1 to main, and which strategies overwrite there; its program; predicate just "
+        "outside",
+    ),
+    Defect(
+        id="fsdp-recomputed-repeated-head",
+        effect="The gradients of a repeated MTP layer that is recomputed are wrong, in its program by a third, because "
+        "each depth has a backward pass of its own, whose gradients Megatron-FSDP takes for those of all depths",
+        severity=4,
+        signs=_REPEATS_A_HEAD,
+        affects=lambda run: (
+            _shards_gradients(run)
+            and repeats_a_head(run)
+            and recomputes_heads(run)
+            and data_parallel(run) * context_parallel(run) > 1
+        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
+        "--mtp-use-repeated-layer and --mtp-num-layers > 1, and --recompute-granularity full with --recompute-method "
+        "uniform, on several data- or context-parallel ranks",
+        instead="leave out --recompute-granularity full, or use --data-parallel-sharding-strategy optim",
+        evidence="reproduced",
     ),
 )

@@ -174,22 +174,6 @@ DEFECTS = (
         "way out; predicate just outside",
     ),
     Defect(
-        "fsdp-repeated-head",
-        "Under Megatron-FSDP a repeated MTP head keeps the gradient of only one of its depths",
-        severity=4,
-        signs=Sign(f"{_MTP}:MultiTokenPredictionBlock._build_layers", has="self.mtp_use_repeated_layer"),
-        affects=lambda run: repeats_a_head(run) and has_megatron_fsdp(run) and fuses_weight_gradients(run),
-        when="--use-megatron-fsdp with --mtp-use-repeated-layer and --mtp-num-layers > 1, without "
-        "--no-gradient-accumulation-fusion",
-        only_if="gradients are sharded (optim_grads, optim_grads_params), or the release is 0.19 or older: main adds "
-        "up those of the other strategies, but for the first step, in fp8 the first microbatch of each",
-        evidence="reproduced",
-        instead="--no-gradient-accumulation-fusion",
-        patch="sum-gradients-of-repeated-weights",
-        second_reading="sources of 0.17.1 to main, and which strategies overwrite there; its program; predicate just "
-        "outside",
-    ),
-    Defect(
         "detached-overlap",
         "The MTP loss trains the main model although the heads are detached",
         severity=4,
