@@ -45,8 +45,7 @@ def find_in_files(files: list[Path], version: str | None) -> Iterator[list[Findi
                 yield list(find_defects(RunSettings([*run.sources, ranks], version)))
                 continue
             sources = _read_flags(run)
-            script = SimpleNamespace(script=Path(run.script).name or None)
-            yield None if sources is None else list(find_defects(RunSettings([script, *sources], version)))
+            yield None if sources is None else list(find_defects(RunSettings([run.settings, *sources], version)))
 
 
 def _read_flags(run: Command) -> list[object] | None:

@@ -155,8 +155,7 @@ def _diagnose_command(name: str, run: Command, world_size: int | None, version: 
         with _patches(choice):
             with silence():
                 line = read(run.flags, world_size)
-            script = SimpleNamespace(script=Path(run.script).name or None)
-            findings = tuple(find_defects(RunSettings([script, *line.sources], version)))
+            findings = tuple(find_defects(RunSettings([run.settings, *line.sources], version)))
     except PatchError as error:
         return Diagnosis(name, refusal=str(error), hints=hints, may_lack_patches=may_lack_patches)
     if may_lack_patches:

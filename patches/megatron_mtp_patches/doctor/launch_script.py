@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from ..engine import UsageError
@@ -43,6 +44,11 @@ class Command(NamedTuple):
     sourced: Sequence[str] = ()
     srun: dict[str, str] | None = None
     is_slurm_job: bool = False
+
+    @property
+    def settings(self) -> SimpleNamespace:
+        """What a predicate may ask of the command beside its flags: the name of the Python file."""
+        return SimpleNamespace(script=Path(self.script).name or None)
 
     def hints(self, is_sized: bool, loads_patches: bool | None, chooses_patches: bool) -> Iterator[str]:
         """Say what the script leaves open, and what to do.

@@ -2,7 +2,7 @@
 
 import numpy
 import pytest
-from megatron_mtp_patches.data.programs.ml_6682 import Characters
+from megatron_mtp_patches.data.programs.ml_6682 import make_tokenizer
 
 IGNORED = -100
 TURNS = [
@@ -13,27 +13,13 @@ TURNS = [
 ]
 
 
-@pytest.fixture
-def make_tokenizer():
-    sft_tokenizer = pytest.importorskip(
-        "megatron.core.tokenizers.text.libraries.sft_tokenizer", reason="0.16 has the tokenizer in its trainer"
-    )
-
-    def make(prompt_format):
-        tokenizer = object.__new__(sft_tokenizer.SFTTokenizer)
-        tokenizer._tokenizer, tokenizer._prompt_format = Characters(), prompt_format
-        tokenizer._prompt_config = sft_tokenizer.PromptConfig(
-            assistant_prefix_len=0, pad_token_id=0, custom_chat_template="", has_bos=False, has_system_role=True
-        )
-        return tokenizer
-
-    return make
-
-
+pytest.importorskip(
+    "megatron.core.tokenizers.text.libraries.sft_tokenizer", reason="0.16 has the tokenizer in its trainer"
+)
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("mask-prompts-of-identity-format")]
 
 
-def test_only_the_turns_of_the_assistant_are_targets(make_tokenizer):
+def test_only_the_turns_of_the_assistant_are_targets():
     tokenizer = make_tokenizer("identity")
     tokens, targets = tokenizer.tokenize_conversation(TURNS, True, False)
     assert numpy.asarray(tokens).tolist() == list(map(ord, "abcdef"))
@@ -41,7 +27,7 @@ def test_only_the_turns_of_the_assistant_are_targets(make_tokenizer):
     assert tokenizer._prompt_format == "identity"
 
 
-def test_the_default_format_and_prompts_for_inference_are_as_they_were(make_tokenizer):
+def test_the_default_format_and_prompts_for_inference_are_as_they_were():
     _, targets = make_tokenizer("default").tokenize_conversation(TURNS, True, False)
     assert numpy.asarray(targets).tolist() == list(map(ord, "abcdef"))
     tokens = make_tokenizer("identity").tokenize_conversation(TURNS, False, True)

@@ -18,15 +18,21 @@ class Characters:
         return codes if return_tensors is None else numpy.array([codes])
 
 
-def reproduce():
-    import numpy
+def make_tokenizer(prompt_format):
     from megatron.core.tokenizers.text.libraries import sft_tokenizer
 
     tokenizer = object.__new__(sft_tokenizer.SFTTokenizer)
-    tokenizer._tokenizer, tokenizer._prompt_format = Characters(), "identity"
+    tokenizer._tokenizer, tokenizer._prompt_format = Characters(), prompt_format
     tokenizer._prompt_config = sft_tokenizer.PromptConfig(
         assistant_prefix_len=0, pad_token_id=0, custom_chat_template="", has_bos=False, has_system_role=True
     )
+    return tokenizer
+
+
+def reproduce():
+    import numpy
+
+    tokenizer = make_tokenizer("identity")
     turns = [{"role": role, "content": text} for role, text in CONVERSATION]
     _, targets = tokenizer.tokenize_conversation(turns, return_target=True, add_generation_prompt=False)
     expected = [ord(letter) if role == "assistant" else IGNORED for role, text in CONVERSATION for letter in text]
