@@ -42,6 +42,13 @@ PER_TOKEN_INDEXER = {
     "dsa_indexer_loss_coeff": 0.1,
     "calculate_per_token_loss": True,
 }
+RECOMPUTED_DEPTHS = {
+    **REPEATED,
+    **SHARDED,
+    "data_parallel_size": 2,
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+}
 CLAMPED = {"swiglu": True, "activation_func_clamp_value": 7.0, "bias_swiglu_fusion": True}
 SHARED = {"fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}
 LOADS_MAIN_PARAMS = {
@@ -153,6 +160,13 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-7174", {"full_validation": True, "yaml_cfg": None}, {"multiple_validation_sets": True}),
         ("indexer-loss-per-token", PER_TOKEN_INDEXER, {"calculate_per_token_loss": False}),
         ("hybrid-mtp-without-padding-mask", {**HYBRID, **AUX_LOSS}, OF_MEGATRONS_TRAINER),
+        ("fsdp-recomputed-repeated-head", RECOMPUTED_DEPTHS, {"recompute_granularity": "selective"}),
+        ("fsdp-recomputed-repeated-head", RECOMPUTED_DEPTHS, {"data_parallel_sharding_strategy": "optim"}),
+        (
+            "ML-5750",
+            {"hybrid_layer_pattern": "M*", "norm_epsilon": 1e-6, "modelopt_enabled": True},
+            {"norm_epsilon": 1e-5},
+        ),
         ("ML-5940", CLAMPED, {"bias_swiglu_fusion": False}),
         ("ML-5940", CLAMPED, {"swiglu": False}),
         ("ML-6682", {"sft": True, "sft_tokenizer_prompt_format": "identity"}, {"sft": False}),

@@ -72,8 +72,8 @@ DEFECTS = (
     ),
     Defect(
         "ML-6099",
-        "The gradient norm of dist_muon leaves out the biases of the experts of all tensor-parallel ranks but the "
-        "first, so gradients are clipped too little",
+        "The gradient norm of dist_muon leaves out the biases of the experts' second layers of all tensor-parallel "
+        "ranks but the first, so gradients are clipped too little",
         severity=3,
         signs=Sign(
             "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__", lacks="'expt_tp'"
@@ -83,6 +83,8 @@ DEFECTS = (
         when="--optimizer dist_muon (or another layer-wise one) with --num-experts, biases, "
         "--tensor-model-parallel-size > 1, "
         "--expert-tensor-parallel-size 1 and --expert-model-parallel-size > 1",
+        only_if="--no-use-layer-wise-param-layout is given where Megatron has it, as in 0.19: such biases end in an "
+        "AssertionError otherwise",
         state="fixed on main",
         evidence="reproduced",
         instead="--disable-bias-linear",

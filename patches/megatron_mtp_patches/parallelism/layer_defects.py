@@ -33,7 +33,7 @@ DEFECTS = (
     Defect(
         id="ML-5115",
         effect="The fused cross entropy of TransformerEngine before 2.18 keeps the gradient of the logits in half "
-        "precision; users report diverging losses and gradient norms of 0",
+        "precision; users report diverging losses",
         severity=4,
         signs=Sign(
             "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss",
@@ -120,9 +120,12 @@ DEFECTS = (
             has="self.norm = ",
             lacks="eps=self.config.layernorm_epsilon",
         ),
-        affects=lambda run: False,  # no flag tells the spec; that of training fuses this norm with a projection
-        when="--norm-epsilon in hybrid models",
-        only_if="the spec gives MambaLayer a separate norm, as those of ModelOpt do",
+        affects=lambda run: (  # the spec of ModelOpt has a separate norm; others fuse it with a projection
+            is_hybrid(run)
+            and (run.modelopt_enabled or run.export_kd_teacher_load)
+            and (run.norm_epsilon or 1e-5) != 1e-5
+        ),
+        when="--modelopt-enabled or --export-kd-teacher-load in hybrid models, with --norm-epsilon other than 1e-5",
         state="fixed in 0.19.0",
         evidence="reproduced",
         second_reading="Mamba layers and their specs of 0.16.1, 0.18.2 and 0.19.0",

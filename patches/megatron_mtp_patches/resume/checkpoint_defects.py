@@ -180,7 +180,7 @@ DEFECTS = (
         "--mtp-num-layers or --multi-latent-attention",
         only_if="the checkpoint was saved by 0.16, or with the other setting of --mla-down-proj-fusion",
         instead="leave out --no-strict-fsdp-dtensor-load: loading then ends in an error",
-        state="fixed on main",
+        state="fixed on main, but not for --finetune and --pretrained-checkpoint",
         evidence="read",
         second_reading="sources of 0.16.1 to main, and who calls the function that #6271 has added; doctor under its "
         "flags on 0.17.1 to 0.19.2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import expert_parallel, has_megatron_fsdp, loads_model_only, loads_optimizer
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Gap, Sign
 
 _LOADING = "megatron.training.checkpointing:load_checkpoint"
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
@@ -128,6 +128,11 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="refresh-offloaded-params",
+        unless=Gap(
+            lambda run: not (run.bf16 or run.fp16),
+            when="neither --bf16 nor --fp16",
+            because="FP32Optimizer is never told of the loaded weights",
+        ),
         seen_by="cast",
         second_reading="sources of 0.16.1, 0.18.2 and main; its program; the pull request",
     ),
