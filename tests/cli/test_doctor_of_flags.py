@@ -39,6 +39,18 @@ def test_a_command_line_that_meets_nothing(doctor):
     assert done.out.splitlines()[-1] == "No known defect of this Megatron affects these flags."
 
 
+def test_a_script_that_a_wheel_lacks_counts_as_that_of_the_release(defects, release, tmp_path, monkeypatch):
+    flags = f"{SMALL} --use-rope-scaling --rope-scaling-factor 32"
+    (finding,) = defects(flags)["pass-rope-scaling-factor"]
+    if release == "0.19.2":  # its wheel has the function that the script calls
+        assert not finding["only_if"]
+        return
+    assert finding["only_if"] == "its gpt_builders.py, which is not on PYTHONPATH here, is that of the release"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "gpt_builders.py").write_text("def gpt_builder(args):\n    return args.rope_scaling_factor\n")
+    assert not defects(flags)
+
+
 @pytest.mark.parametrize("version, is_met", [("2.12.0", False), ("2.13", True), ("2.17.1", True)])
 def test_experts_are_missing_from_the_norm_with_some_versions_of_transformer_engine(defects, release, version, is_met):
     findings = defects(EXPERTS, "--te", version)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..catalog import CATALOG
-from ..defects.catalog import known_defects, remover_of, span_of
-from ..defects.declare import Defect
+from ..defects.catalog import known_defects, releases_with, remover_of, span_of
+from ..defects.declare import Defect, each
 from ..defects.probe import has_defect
 from ..engine import Patch
 from ..engine.source import find_file
 from ..engine.state import State
 from ..megatron_engine import ENGINE
+from ..megatrons.installed import find_releases, find_transformer_engine
 
 # What Megatron's configurations call differently from its command line.
 OTHER_NAMES = {"num_experts": "num_moe_experts"}
@@ -58,7 +59,7 @@ class Finding:
         kind: "wrong numbers", "wrong log", "lost state", "hang" or "crash".
         severity: 5 (trains something else) to 1 (a number in the log).
         evidence: it was reproduced, read in the source, or reported by others.
-        only_if: what the settings of a run cannot tell; '' where they decide.
+        only_if: what the settings of a run and the sources here cannot tell; '' where they decide.
         releases: the first and the last known release that has it.
         patch: the id of the patch that removes it; None if none does.
         is_removed: that patch is applied, or will be as soon as the package that it patches is installed; the run has
@@ -106,8 +107,6 @@ def diagnose_sources(sources: Iterable[object], transformer_engine: str | None) 
 
 def settings_here(sources: Iterable[object]) -> RunSettings:
     """The settings of a run in this environment, with the TransformerEngine that `diagnose_sources` takes."""
-    from ..megatrons.installed import find_releases, find_transformer_engine
-
     return RunSettings(sources, find_transformer_engine(find_releases())[0])
 
 
@@ -117,7 +116,7 @@ def find_defects(settings: RunSettings, known: Iterable[Defect] | None = None) -
     `known` are those that are looked for; None for all.
     """
     known = known_defects() if known is None else known
-    defects = [one for one in known if one.affects(settings) and has_defect(one)]  # a run is read quicker
+    defects = [one for one in known if one.affects(settings) and _may_have(one, settings)]  # a run is read quicker
     findings = {one.id: _judge(one, remover_of(one, CATALOG), settings) for one in defects}
     for defect in defects:
         finding, other = findings[defect.id], findings.get(defect.after)
@@ -125,6 +124,27 @@ def find_defects(settings: RunSettings, known: Iterable[Defect] | None = None) -
             remedy = f"{finding.patch} removes it only where {other.id} is removed as well: {other.remedy}"
             finding = replace(finding, is_removed=False, remedy=remedy)
         yield finding
+
+
+def _may_have(defect: Defect, settings: RunSettings) -> bool:
+    """Whether this Megatron has it; where a wheel lacks the script that shows it, whether the script of its release."""
+    answer = has_defect(defect)
+    if answer is None and settings.is_of_megatron_trainer:
+        return bool(_missing_script(defect) and find_releases().intersection(releases_with(defect)))
+    return bool(answer)
+
+
+def _missing_script(defect: Defect) -> str:
+    """The script of Megatron's repository that would show a defect and is not on the path; '' if there is none."""
+    modules = (sign.target.partition(":")[0] for sign in each(defect.signs))
+    return next((f"{name}.py" for name in modules if "." not in name and find_file(name) is None), "")
+
+
+def _condition(defect: Defect) -> str:
+    """What the settings of a run, and the sources that are here, cannot tell."""
+    script = "" if has_defect(defect) else _missing_script(defect)
+    unread = f"its {script}, which is not on PYTHONPATH here, is that of the release" if script else ""
+    return " and ".join(filter(None, (defect.only_if, unread)))
 
 
 def _judge(defect: Defect, patch: Patch | None, settings: RunSettings) -> Finding:
@@ -144,7 +164,7 @@ def _judge(defect: Defect, patch: Patch | None, settings: RunSettings) -> Findin
         kind=defect.kind,
         severity=defect.severity,
         evidence=defect.evidence,
-        only_if=defect.only_if,
+        only_if=_condition(defect),
         releases=span_of(defect),
         patch=defect.patch or None,
         is_removed=is_removed,
