@@ -217,7 +217,8 @@ FUSED_EXPERTS = {
         ("ML-4646", {**FSDP, "log_max_attention_logit": True, "bf16": False}, False),
         ("ML-5462", {**FSDP, "accumulate_allreduce_grads_in_fp32": True}, True),
         ("ML-5462", {**FSDP, "accumulate_allreduce_grads_in_fp32": True, "megatron_fsdp_version": 2}, True),
-        ("ML-4433b", {**GRAPHS, "moe_router_enable_expert_bias": True}, True),
+        ("ML-4433b", {**GRAPHS, "num_experts": 4, "moe_router_enable_expert_bias": True}, True),
+        ("ML-4433b", {**GRAPHS, "moe_router_enable_expert_bias": True}, False),
         ("ML-4433b", {**GRAPHS, **AUX_LOSS, "moe_router_load_balancing_type": "global_aux_loss"}, True),
         ("ML-4433b", {**GRAPHS, **AUX_LOSS, "moe_router_load_balancing_type": "aux_loss"}, False),
         ("ML-4113", MUON, True),  # the file does not say how many ranks there are

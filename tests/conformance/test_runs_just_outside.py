@@ -52,12 +52,16 @@ RECOMPUTED_DEPTHS = {
 CLAMPED = {"swiglu": True, "activation_func_clamp_value": 7.0, "bias_swiglu_fusion": True}
 SHARED = {"fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}
 LOADS_MAIN_PARAMS = {
+    "load": "x",
+    "no_load_optim": True,
     "load_main_params_from_ckpt": True,
     "use_distributed_optimizer": True,
     "bf16": True,
     "num_experts": 4,
     "expert_model_parallel_size": 2,
 }
+INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2}
+DELTA_NET = {"experimental_attention_variant": "gated_delta_net"}
 SAVED = {"save": "x", "dist_ckpt_optim_fully_reshardable": True, "use_distributed_optimizer": True}
 SAVED_IN_BUCKETS = {**SAVED, "overlap_grad_reduce": True}
 PACKED_OVER_TP = {"sft": True, "tensor_model_parallel_size": 2}
@@ -177,11 +181,21 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-3676a", LOADS_MAIN_PARAMS, {"use_distributed_optimizer": False}),
         ("ML-3676a", LOADS_MAIN_PARAMS, PRECISION_AWARE),
         ("ML-3676a", LOADS_MAIN_PARAMS, {"bf16": False}),
+        ("ML-3676a", LOADS_MAIN_PARAMS, {"load": None}),
+        ("ML-3676b", {**LOADS_MAIN_PARAMS, **INTERLEAVED}, {"expert_model_parallel_size": 1}),
+        ("ML-3676b", {**LOADS_MAIN_PARAMS, **INTERLEAVED}, FSDP),
+        ("ML-3720a", {"load": "x", "override_opt_param_scheduler": True}, FSDP),
         (
-            "ML-3676b",
-            {**LOADS_MAIN_PARAMS, "virtual_pipeline_model_parallel_size": 2},
-            {"expert_model_parallel_size": 1},
+            "ML-3936",
+            {**FSDP, **OF_MEGATRONS_TRAINER, **DELTA_NET, "pretrained_checkpoint": "x"},
+            {"megatron_fsdp_version": 2},
         ),
+        (
+            "ML-5071",
+            {"optimizer_cpu_offload": True, "pretrained_checkpoint": "x"},
+            {"use_distributed_optimizer": False},
+        ),
+        ("ML-5714", {"use_torch_fsdp2": True, "quick_geglu": True, "load": "x"}, {"quick_geglu": False}),
         ("ML-6666", {"load": "x", "fp8_param_gather": True, "use_distributed_optimizer": True}, FSDP),
         ("ML-3720b", {"load": "x", "override_opt_param_scheduler": True}, FSDP),
         ("ML-2288", {"async_save": True}, {"yaml_cfg": None}),  # Megatron's trainer saves synchronously

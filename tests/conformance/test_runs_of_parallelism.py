@@ -20,7 +20,7 @@ FEWER_BUCKETS = {
     "overlap_grad_reduce": True,
 }
 GRAPHS = {"cuda_graph_impl": "local"}
-COUNTED = {**GRAPHS, "moe_router_enable_expert_bias": True}
+COUNTED = {"num_experts": 4, **GRAPHS, "moe_router_enable_expert_bias": True}
 FUSED = {"use_transformer_engine_op_fuser": True, "overlap_param_gather": True}
 GROUPED = {
     "use_transformer_engine_op_fuser": True, "moe_single_grouped_weight": True, "num_experts": 4,

@@ -8,6 +8,7 @@ from ..defects.conditions import (
     expert_parallel,
     expert_tensor_parallel,
     has_gated_delta_net,
+    has_megatron_fsdp,
     is_layer_wise,
     pipeline_parallel,
     tensor_parallel,
@@ -93,7 +94,7 @@ DEFECTS = (
         effect="A checkpoint in the old format (--ckpt-format torch) lacks the shards of the last tensor-parallel "
         "ranks: it has as many as there are ranks with different experts",
         kind="lost state",
-        severity=3,
+        severity=5,
         signs=Sign(
             f"{_CHECKPOINTING}:save_checkpoint",
             has="mpu.get_expert_data_parallel_rank() == 0",
@@ -110,7 +111,8 @@ DEFECTS = (
         instead="--ckpt-format torch_dist",
         state="fixed in 0.18.0",
         evidence="reproduced",
-        second_reading="sources of 0.16.1 and 0.18.2; doctor under its flags on 0.17.1 and 0.18.2",
+        second_reading="sources of 0.16.1, 0.17.1 and 0.18.2, and which ranks their groups put first; doctor under its "
+        "flags on 0.17.1 and 0.18.2",
     ),
     Defect(
         id="ML-3936",
@@ -125,18 +127,24 @@ DEFECTS = (
                 "megatron.training.checkpointing:preprocess_fsdp_dtensor_state_dict", lacks="handle_gdn_in_state_dict"
             ),
         ),
-        affects=lambda run: run.use_megatron_fsdp and (run.save or run.load) and has_gated_delta_net(run),
-        when="--use-megatron-fsdp with --save or --load, and --experimental-attention-variant gated_delta_net (or gdn, "
-        "gdn2) or G in --hybrid-layer-pattern",
+        affects=lambda run: (  # Megatron-Bridge calls that function itself
+            run.is_of_megatron_trainer
+            and has_megatron_fsdp(run)
+            and (run.save or run.load or run.pretrained_checkpoint)
+            and has_gated_delta_net(run)
+        ),
+        when="--use-megatron-fsdp with --save, --load or --pretrained-checkpoint, and --experimental-attention-variant "
+        "gated_delta_net (or gdn, gdn2) or G in --hybrid-layer-pattern, in Megatron's own trainer",
         only_if="the checkpoint is loaded with another --tensor-model-parallel-size",
         state="open",
         evidence="read",
-        second_reading="sources of 0.16.1 to main, and who calls the function that #3936 has added",
+        second_reading="sources of 0.16.1 to main, and who calls the function that #3936 has added, in Megatron-Bridge "
+        "0.5.1 and 0.6.2 as well",
     ),
     Defect(
         id="ML-5714",
-        effect="A checkpoint mixes the rows of gate and value of each SwiGLU: only a run with the same data- and "
-        "tensor-parallel sizes reads it rightly",
+        effect="A checkpoint mixes the rows of gate and value of each gated MLP, such as SwiGLU: only a run with the "
+        "same data- and tensor-parallel sizes reads it rightly",
         kind="lost state",
         severity=3,
         signs=Sign(
@@ -146,13 +154,14 @@ DEFECTS = (
         ),
         affects=lambda run: (
             run.use_torch_fsdp2
-            and (run.swiglu or run.gated_linear_unit)
+            and (run.swiglu or run.quick_geglu or run.gated_linear_unit)
             and (run.ckpt_format or "torch_dist") == "torch_dist"
-            and (run.save or run.load)
+            and (run.save or run.load or run.pretrained_checkpoint)
         ),
-        when="--use-torch-fsdp2 with --swiglu and --ckpt-format torch_dist",
-        only_if="ML-4953, which ends each run of PyTorch's FSDP2 in its first step, is repaired there, and the "
-        "checkpoint is converted or loaded with another data- or tensor-parallel size",
+        when="--use-torch-fsdp2 with --swiglu or --quick-geglu, and --save, --load or --pretrained-checkpoint in the "
+        "format torch_dist",
+        only_if="the run gets past its first step, which in these releases ends in an error (ML-4953), and the "
+        "checkpoint is converted, or saved and loaded with different data- or tensor-parallel sizes",
         state="fixed in 0.19.0",
         evidence="read",
         second_reading="sources of 0.16.1, 0.18.2 and 0.19.0, and what ends each run of these releases; the fixing "
@@ -179,30 +188,33 @@ DEFECTS = (
         when="--use-megatron-fsdp and --load or --pretrained-checkpoint with --no-strict-fsdp-dtensor-load, and "
         "--mtp-num-layers or --multi-latent-attention",
         only_if="the checkpoint was saved by 0.16, or with the other setting of --mla-down-proj-fusion",
-        instead="leave out --no-strict-fsdp-dtensor-load: loading then ends in an error",
-        state="fixed on main, but not for --finetune and --pretrained-checkpoint",
+        instead="leave out --no-strict-fsdp-dtensor-load (Megatron-Bridge: set strict_fsdp_dtensor_load): loading then "
+        "ends in an error",
+        state="fixed on main",
         evidence="read",
-        second_reading="sources of 0.16.1 to main, and who calls the function that #6271 has added; doctor under its "
-        "flags on 0.17.1 to 0.19.2",
+        second_reading="sources of 0.16.1 to main, and what main does with each of these names; the loading of "
+        "Megatron-Bridge 0.6.2; doctor under its flags on 0.17.1 to 0.19.2",
     ),
     Defect(
         id="ML-3736",
-        effect="The state of the random generators in a checkpoint cannot be loaded with another number of ranks, nor "
-        "by 0.17 or newer",
-        kind="lost state",
-        severity=2,
+        effect="Loading a checkpoint with another data-parallel size, or by 0.17 or newer, ends in an error, because "
+        "the states of the random generators are saved for that size",
+        kind="crash",
+        severity=3,
         signs=Sign(f"{_CHECKPOINTING}:get_rng_state", has="if ep_size > 1:"),
         affects=lambda run: (
             _keeps_random_state(run) and (run.ckpt_format or "torch_dist") == "torch_dist" and expert_parallel(run) > 1
         ),
-        when="--ckpt-format torch_dist with --expert-model-parallel-size > 1",
-        only_if="the checkpoint is loaded with another number of ranks, or by 0.17 or newer",
+        when="--save (without --no-save-rng) or --load (without --no-load-rng and --finetune) in the format "
+        "torch_dist, with --expert-model-parallel-size > 1",
+        only_if="the tensor- and pipeline-parallel sizes stay the same, and the data- or context-parallel size does "
+        "not, or 0.17 or newer loads the checkpoint",
         instead="--no-load-rng in the run that loads it",
         introduced_by=("NVIDIA/Megatron-LM#2658",),
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="sources of 0.16.1 and 0.17.1, with the shape that each gives the state; titles of both pull "
-        "requests",
+        second_reading="sources of 0.16.1 and 0.17.1, with the shape that each gives the state and when they load it; "
+        "a load of 0.16.1 with each other shape",
     ),
     Defect(
         id="tensor-properties-of-newer-torch",

@@ -11,8 +11,8 @@ _LOADING = "megatron.training.checkpointing:load_checkpoint"
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
 _KEYS = f"{_OPTIMIZER}:param_group_identifier_keys"
 _LOADS_MAIN_PARAMS = (
-    "--load-main-params-from-ckpt with --num-experts, --expert-model-parallel-size > 1, --use-distributed-optimizer, "
-    "--bf16 or --fp16"
+    "--load-main-params-from-ckpt with --load or --pretrained-checkpoint, --num-experts, "
+    "--expert-model-parallel-size > 1, --use-distributed-optimizer, --bf16 or --fp16"
 )
 
 
@@ -25,7 +25,7 @@ def _loads_main_params_of_experts(run: Any) -> bool:
     """True if distributed optimizers make main parameters of a checkpoint's model, and experts have a separate one."""
     has_experts = run.num_experts and expert_parallel(run) > 1
     is_distributed = run.use_distributed_optimizer and (run.bf16 or run.fp16)
-    return bool(run.load_main_params_from_ckpt and is_distributed and has_experts)
+    return bool(run.load_main_params_from_ckpt and loads_model_only(run) and is_distributed and has_experts)
 
 
 def _keeps_main_params_apart(run: Any) -> bool:
@@ -36,7 +36,8 @@ def _keeps_main_params_apart(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-4705a",
-        effect="After a resume all parameters have the learning rate of one group: --decoupled-lr and muP are lost",
+        effect="After a resume groups of parameters that differ in nothing but their learning rates all have that of "
+        "one of them: --decoupled-lr and muP are lost",
         severity=5,
         signs=Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),
         affects=lambda run: (  # a checkpoint of Megatron-FSDP has the settings of each parameter
@@ -47,7 +48,7 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
-        second_reading="sources of 0.16.1, 0.17.1, 0.18.2 and main; its program",
+        second_reading="sources of 0.16.1, 0.17.1, 0.18.2 and main, and which optimizers pair groups so; its program",
     ),
     Defect(
         id="ML-3720a",
@@ -56,8 +57,11 @@ DEFECTS = (
         severity=4,
         signs=Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),
         fixed_by=Sign(_LOADING, has='param_group["max_lr"] = max_lr'),
-        affects=lambda run: loads_optimizer(run) and run.override_opt_param_scheduler,
-        when="--load (without --no-load-optim or --finetune) with --override-opt-param-scheduler",
+        affects=lambda run: (  # Megatron-FSDP goes on so in 0.19, too
+            loads_optimizer(run) and run.override_opt_param_scheduler and not has_megatron_fsdp(run)
+        ),
+        when="--load (without --no-load-optim or --finetune) with --override-opt-param-scheduler, without "
+        "--use-megatron-fsdp",
         only_if="--lr or --min-lr differs from the checkpoint's",
         more_links=(
             "NVIDIA/Megatron-LM#1138",
@@ -66,7 +70,7 @@ DEFECTS = (
         state="fixed in 0.19.0, where ML-3720b takes its place",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
-        second_reading="sources of 0.16.1 to main; the issues; its program",
+        second_reading="sources of 0.16.1 to main, with Megatron-FSDP as well; the issues; its program",
     ),
     Defect(
         id="ML-3720b",
@@ -118,23 +122,26 @@ DEFECTS = (
             "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
             has="self.optimizer.update_fp32_param_by_new_param() return",
         ),
-        affects=lambda run: (
+        affects=lambda run: (  # without a distributed optimizer the first step ends in a KeyError
             run.optimizer_cpu_offload
+            and run.use_distributed_optimizer is not False
             and loads_model_only(run)
             and (not run.use_precision_aware_optimizer or run.fp8_param_gather)
         ),
-        when="--optimizer-cpu-offload with --pretrained-checkpoint, or with --load and --finetune or --no-load-optim, "
-        "and with --fp8-param-gather or (in other trainers than Megatron's) without --use-precision-aware-optimizer",
+        when="--optimizer-cpu-offload and --use-distributed-optimizer with --pretrained-checkpoint, or with --load and "
+        "--finetune or --no-load-optim, and with --fp8-param-gather or (in other trainers than Megatron's) without "
+        "--use-precision-aware-optimizer",
         state="open",
         evidence="reproduced",
         patch="refresh-offloaded-params",
         unless=Gap(
             lambda run: not (run.bf16 or run.fp16),
             when="neither --bf16 nor --fp16",
-            because="FP32Optimizer is never told of the loaded weights",
+            because="trainers tell the optimizer of loaded weights only in half precision",
         ),
         seen_by="cast",
-        second_reading="sources of 0.16.1, 0.18.2 and main; its program; the pull request",
+        second_reading="sources of 0.16.1, 0.18.2 and main; its program, with and without a distributed optimizer; the "
+        "pull request",
     ),
     Defect(
         id="ML-3676a",
@@ -159,8 +166,12 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),
-        affects=lambda run: _loads_main_params_of_experts(run) and run.virtual_pipeline_model_parallel_size,
-        when=f"{_LOADS_MAIN_PARAMS} and interleaved stages",
+        affects=lambda run: (
+            _loads_main_params_of_experts(run)
+            and run.virtual_pipeline_model_parallel_size
+            and not run.use_megatron_fsdp  # whose optimizer of all chunks has their experts as well
+        ),
+        when=f"{_LOADS_MAIN_PARAMS} and interleaved stages, without --use-megatron-fsdp",
         state="fixed in 0.18.0",
         evidence="reproduced",
         second_reading="sources of 0.16.1, 0.17.1 and 0.18.2, and which optimizers read a checkpoint so",

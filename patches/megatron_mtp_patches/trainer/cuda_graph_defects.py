@@ -12,7 +12,7 @@ _RUNNER = f"{_GRAPHS}:_CudaGraphRunner"
 _PER_LAYER = (
     "--cuda-graph-impl local, with a graph for each layer (beside --perform-rl-step, with --rl-training-cuda-graphs)"
 )
-_OTHERS = "--cuda-graph-impl transformer_engine or none"
+_OTHERS = "--cuda-graph-impl none, or beside --perform-rl-step leave out --rl-training-cuda-graphs"
 
 
 def _scopes(run: Any) -> set[str]:
@@ -61,7 +61,9 @@ DEFECTS = (
         severity=2,
         signs=Sign(f"{_RUNNER}.create_fwd_graph", has="grad_backup", lacks="buffer_backup"),
         affects=lambda run: (
-            _captures_routers(run) and (run.moe_router_enable_expert_bias or has_aux_loss(run, "global_aux_loss"))
+            run.num_experts
+            and _captures_routers(run)
+            and (run.moe_router_enable_expert_bias or has_aux_loss(run, "global_aux_loss"))
         ),
         when=f"{_PER_LAYER} (no --cuda-graph-scope, or moe, moe_router or moe_preprocess in it), and "
         "--moe-router-enable-expert-bias or --moe-router-load-balancing-type global_aux_loss",
@@ -177,5 +179,7 @@ DEFECTS = (
         instead=_OTHERS,
         state="fixed on main",
         evidence="reported",
+        second_reading="graphs and the communication of shards of 0.19.0 and main; the thread of #6060; the commits of "
+        "all three",
     ),
 )

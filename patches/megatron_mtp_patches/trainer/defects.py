@@ -53,7 +53,7 @@ DEFECTS = (
     Defect(
         id="ML-5926",
         effect="--freeze-all-layers is ignored, so the model that should stay as it is trains",
-        severity=3,
+        severity=5,
         signs=Sign("megatron.training.training:", has=("if args.freeze_all_layers:", "build_distributed_models(")),
         fixed_by=Sign("megatron.training.training:", has="pre_wrap_hooks.append(_freeze_all_model_chunks)"),
         affects=lambda run: run.freeze_all_layers,

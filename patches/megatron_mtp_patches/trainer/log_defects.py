@@ -42,7 +42,7 @@ DEFECTS = (
         signs=Sign(f"{_TRAINING}:evaluate", has="val = val[:, 0] / val[:, 1]\nval = val.mean()"),
         affects=lambda run: run.sft and run.eval_iters,
         when="--sft with --eval-iters > 0",
-        only_if="a microbatch has no token that counts",
+        only_if="a microbatch, or a context-parallel rank's part of one, has no token that counts",
         state="fixed in 0.17.0",
         evidence="read",
         second_reading="the validation of 0.16.1 and 0.17.1; the commit of #3564",
@@ -93,7 +93,8 @@ DEFECTS = (
         severity=1,
         signs=Sign(f"{_TRAINING}:training_log", has="if avg > 0.0:"),
         affects=has_any_aux_loss,
-        when="--moe-aux-loss-coeff",
+        when="--num-experts with --moe-aux-loss-coeff above 0, and --moe-router-load-balancing-type aux_loss (the "
+        "default), seq_aux_loss or global_aux_loss",
         only_if="a loss is exactly 0",
         state="fixed in 0.17.0",
         evidence="reproduced",
@@ -155,8 +156,10 @@ DEFECTS = (
         ),
         affects=lambda run: run.full_validation and not run.multiple_validation_sets and run.is_of_megatron_trainer,
         when="--full-validation without --multiple-validation-sets",
-        instead="add --multiple-validation-sets, or leave out --full-validation",
+        instead="leave out --full-validation, and set --eval-interval and --eval-iters",
         state="open",
         evidence="reproduced",
+        second_reading="validation, and how its samples are counted, of 0.16.1, 0.17.1, 0.18.2 and main, with several "
+        "sets and a test set as well",
     ),
 )
