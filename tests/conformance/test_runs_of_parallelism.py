@@ -32,6 +32,14 @@ LATENT = {**RESIDUAL, "multi_latent_attention": True, "num_experts": 4, "moe_lay
 HYBRID = {**RESIDUAL, "hybrid_layer_pattern": "M*M-"}
 MUON = {"optimizer": "muon", "num_experts": 4, "pipeline_model_parallel_size": 2}
 SHARDS = {"gtp_weight_remat_size": 2, "accumulate_allreduce_grads_in_fp32": True}
+LATENT_HEADS = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
+FUSED_LATENTS = {**LATENT_HEADS, "mla_down_proj_fusion": True}
+GATED_DELTA_NET = {"hybrid_layer_pattern": "G*", "tensor_model_parallel_size": 2}
+SPLIT_SINKS = {"softmax_type": "learnable", "context_parallel_size": 2, "tensor_model_parallel_size": 2}
+UNINITIALIZED = {"perform_initialization": False, "tensor_model_parallel_size": 2}
+READ_DOCUMENTS = {"reset_attention_mask": True, "bf16": True, "attention_backend": "unfused"}
+SKIPS = {"grad_norm_skip_threshold": 10.0}
+FP16_HEADS = {"mtp_num_layers": 1, "fp16": True}
 TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embeddings_and_output_weights": False}
 
 
@@ -73,6 +81,35 @@ TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embedding
         ("ML-5383", MLA, True),
         ("ML-5383", {**MLA, "hybrid_layer_pattern": "M*"}, False),
         ("ML-5273", {**MLA, "delay_wgrad_compute": True, "transformer_impl": "local"}, False),
+        ("ML-6839", {**LATENT_HEADS, "num_experts": 4}, False),  # a layer of experts asks for sequence parallelism
+        ("ML-6839", {**LATENT_HEADS, "transformer_impl": "local"}, False),
+        ("ML-6839", {**LATENT_HEADS, "experimental_attention_variant": "dsa"}, False),
+        ("ML-6839", {**LATENT_HEADS, "hybrid_layer_pattern": "M*"}, False),
+        ("ML-6839", {**LATENT_HEADS, "hybrid_layer_pattern": "M+"}, True),
+        ("ML-1699", {**FUSED_LATENTS, "sequence_parallel": True}, True),
+        ("ML-1699", {**FUSED_LATENTS, "sequence_parallel": True, "num_experts": 4}, True),
+        ("ML-1699", {**FUSED_LATENTS, "num_experts": 4}, False),
+        ("ML-1699", {**FUSED_LATENTS, "transformer_impl": "local"}, False),
+        ("ML-1699", {**FUSED_LATENTS, "experimental_attention_variant": "dsa"}, False),
+        ("ML-7452k", GATED_DELTA_NET, True),
+        ("ML-7452k", {**GATED_DELTA_NET, "num_experts": 4}, False),
+        ("ML-2357", {**READ_DOCUMENTS, "pipeline_model_parallel_size": 2}, False),
+        ("ML-2357", {**READ_DOCUMENTS, "pipeline_model_parallel_size": 4}, True),  # middle stages get no mask
+        ("sinks-with-cp", {**SPLIT_SINKS, "cp_comm_type": ["a2a", "p2p"]}, False),
+        ("ML-7530", SPLIT_SINKS, True),
+        ("ML-7530", {**SPLIT_SINKS, "clip_grad": 0.0}, False),
+        ("ML-4084", UNINITIALIZED, True),
+        ("ML-4084", {**UNINITIALIZED, "clip_grad": 0.0}, False),
+        ("ML-3213", LATENT_HEADS, True),
+        ("ML-3213", {**LATENT_HEADS, "clip_grad": 0.0}, False),
+        ("ML-3460", SKIPS, True),
+        ("ML-3460", {**SKIPS, **SHARDED}, False),
+        ("ML-3460b", SKIPS, True),
+        ("ML-3460b", {**SKIPS, **SHARDED}, False),
+        ("ML-3460c", {**SKIPS, **SHARDED}, True),
+        ("ML-3460c", {**SKIPS, **SHARDED, "virtual_pipeline_model_parallel_size": 2}, False),
+        ("mtp-loss-of-skipped-steps", FP16_HEADS, True),
+        ("mtp-loss-of-skipped-steps", {**FP16_HEADS, "log_interval": 1}, False),
         ("ML-6272", RESIDUAL, True),
         ("ML-6272", {**RESIDUAL, "transformer_impl": "local"}, False),
         ("ML-6272", {**LATENT, "mla_down_proj_fusion": False}, False),

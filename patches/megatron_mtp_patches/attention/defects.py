@@ -1,4 +1,4 @@
-"""Attention: latents (MLA), sparse attention (DSA), GatedDeltaNet, attention sinks, documents."""
+"""Attention: latents (MLA), GatedDeltaNet, attention sinks, documents."""
 
 from __future__ import annotations
 
@@ -6,46 +6,38 @@ from typing import Any
 
 from ..defects.conditions import (
     context_parallel,
+    copies_the_sequence,
     has_gated_delta_net,
-    is_hybrid,
+    has_latent_attention,
+    has_middle_stages,
+    has_sparse_attention,
     is_vlm,
-    layers_of_hybrid,
-    microbatches,
     tensor_parallel,
 )
 from ..defects.declare import Defect, Sign
 
-_SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
-_DSA = "megatron.core.transformer.experimental_attention_variant.dsa"
 _MLA = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors"
-# 0.16 and 0.17 have the layers of sparse attention, and no model with them: building one ends in a ValueError.
-_BUILDS_NO_SPARSE_ATTENTION = Sign(f"{_SPECS}:get_experimental_attention_variant_module_spec", lacks="'dsa'")
 
 
-def _has_sparse_attention(run: Any) -> bool:
-    return bool(run.experimental_attention_variant == "dsa" or "D" in layers_of_hybrid(run))
-
-
-def _scales_indexer_loss(run: Any) -> bool:
-    """True if the loss of the indexer should be scaled, as the main loss is."""
-    is_mean = not run.calculate_per_token_loss and microbatches(run) > 1
-    return bool(_has_sparse_attention(run) and run.dsa_indexer_loss_coeff and (is_mean or run.fp16))
+def _has_dense_latents(run: Any) -> bool:
+    """True if layers have MLA without sparse attention, with which 0.19 copies no sequence and splits no latent."""
+    return has_latent_attention(run) and not has_sparse_attention(run)
 
 
 def _splits_latents(run: Any) -> bool:
     """True if the heads of MLA are split over ranks, and the down projection of their latents is as well."""
-    return bool(run.multi_latent_attention and tensor_parallel(run) > 1 and run.mla_down_proj_fusion)
+    is_split = tensor_parallel(run) > 1 and (run.sequence_parallel or copies_the_sequence(run))
+    return bool(_has_dense_latents(run) and is_split and run.mla_down_proj_fusion)
 
 
 def _duplicates_latents(run: Any) -> bool:
     """True if the heads of MLA are split over ranks that have the whole sequence and a copy of the down projection."""
-    is_split = run.multi_latent_attention and tensor_parallel(run) > 1
-    return bool(is_split and not run.mla_down_proj_fusion and not run.sequence_parallel)
+    return bool(_has_dense_latents(run) and copies_the_sequence(run) and not run.mla_down_proj_fusion)
 
 
 def _attends_over_documents(run: Any) -> bool:
-    """True if the mask of documents is not made, or goes to kernels of TransformerEngine that read none."""
-    is_made = run.create_attention_mask_in_dataloader is not False
+    """True if the mask of documents is not made, not sent to a stage, or goes to kernels that read none."""
+    is_made = run.create_attention_mask_in_dataloader is not False and not has_middle_stages(run)
     backend = getattr(run.attention_backend, "name", run.attention_backend)
     is_read = run.transformer_impl == "local" or backend in ("unfused", "local") or not (run.bf16 or run.fp16)
     has_documents = run.sft or run.dataloader_inter_document_masking  # their ends, which all kernels read
@@ -55,7 +47,7 @@ def _attends_over_documents(run: Any) -> bool:
 def _splits_sinks(run: Any) -> bool:
     """True if context-parallel ranks share out learnable sinks by an all-to-all of TransformerEngine."""
     kinds = run.cp_comm_type if isinstance(run.cp_comm_type, (list, tuple)) else [run.cp_comm_type]
-    is_parallel = context_parallel(run) > 1 and "a2a" in kinds
+    is_parallel = context_parallel(run) > 1 and set(kinds) == {"a2a"}  # it refuses sinks in layers of another kind
     return bool(run.softmax_type == "learnable" and is_parallel and run.transformer_engine >= (2, 8))
 
 
@@ -71,16 +63,17 @@ DEFECTS = (
             lacks="copy_to_tensor_model_parallel_region",
         ),
         affects=_duplicates_latents,
-        when="--multi-latent-attention with --tensor-model-parallel-size > 1, without --sequence-parallel and "
-        "--mla-down-proj-fusion",
+        when="--multi-latent-attention with --tensor-model-parallel-size > 1, without --sequence-parallel, without "
+        "--num-experts and --transformer-impl local (such runs end in an error), without sparse attention and "
+        "--mla-down-proj-fusion, in a GPT or + layers of a hybrid model",
         instead="--sequence-parallel",
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-shared-latents",
         seen_by="copies",
         second_reading="the layers and layer specs of MLA of 0.16.1, 0.18.2, 0.19.0 and main, and what "
-        "--transformer-impl local makes of them (an error); its program; doctor under its flags and just outside; the "
-        "thread of #6839; the wrappers of its patch",
+        "--transformer-impl local makes of them (an error); what layers of experts and sparse attention refuse; its "
+        "program; doctor under its flags and just outside; the thread of #6839; the wrappers of its patch",
     ),
     Defect(
         id="ML-1699",
@@ -93,9 +86,10 @@ DEFECTS = (
             lacks="copy_to_tensor_model_parallel_region",
         ),
         affects=_splits_latents,
-        when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1, with and without sequence parallelism "
-        "(before 0.19 such a run ends in an error), and layer specs of your own with a column-parallel "
-        "linear_kv_down_proj",
+        when="--multi-latent-attention with --mla-down-proj-fusion and --tensor-model-parallel-size > 1 (before 0.19 "
+        "such a run ends in an error, ML-5383), with --sequence-parallel or without --num-experts, without "
+        "--transformer-impl local and sparse attention, in a GPT or + layers of a hybrid model; and layer specs of "
+        "your own with a column-parallel linear_kv_down_proj",
         instead="leave out --mla-down-proj-fusion and set --sequence-parallel",
         state="open",
         evidence="reproduced",
@@ -123,8 +117,9 @@ DEFECTS = (
     ),
     Defect(
         id="ML-2357",
-        effect="Tokens attend to earlier documents of their sequence, because --reset-attention-mask makes a mask that "
-        "the flash and fused attention of TransformerEngine do not read",
+        effect="Tokens attend to earlier documents of their sequence: the flash and fused attention of "
+        "TransformerEngine do not read the mask that --reset-attention-mask makes, middle pipeline stages do not get "
+        "it, and --no-create-attention-mask-in-dataloader makes none",
         severity=4,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",
@@ -132,72 +127,17 @@ DEFECTS = (
             lacks="AttnMaskType.arbitrary",
         ),
         affects=_attends_over_documents,
-        when="--reset-attention-mask without --dataloader-inter-document-masking, in bf16 or fp16 without "
-        "--attention-backend unfused and --transformer-impl local, or with --no-create-attention-mask-in-dataloader",
-        instead="set --attention-backend unfused, which excludes context parallelism, or from 0.19 on "
-        "--dataloader-inter-document-masking",
+        when="--reset-attention-mask without --sft and --dataloader-inter-document-masking: in bf16 or fp16 without "
+        "--attention-backend unfused and --transformer-impl local, with --no-create-attention-mask-in-dataloader, or "
+        "with more than two pipeline stages (--pipeline-model-parallel-size > 2, or virtual stages)",
+        instead="train without context parallelism, and from 0.19 on with --dataloader-inter-document-masking; before, "
+        "with --attention-backend unfused and at most two pipeline stages, without "
+        "--no-create-attention-mask-in-dataloader",
         state="open",
         evidence="reproduced",
-        second_reading="attention layers of 0.16.1, 0.19.0 and main; the masks of unfused attention in "
-        "TransformerEngine 2.12, 2.16 and 2.17; validate_args and data sets of 0.19.0; its program on 0.18.2; doctor "
-        "of 0.17.1 and 0.19.2 under its flags and just outside",
-    ),
-    Defect(
-        id="ML-4070",
-        effect="The loss of the sparse attention's indexer is not divided by the number of microbatches, nor "
-        "multiplied by the loss scale of FP16, so its gradients are as many times too large as a step has "
-        "microbatches, and with --fp16 too small by the loss scale",
-        severity=4,
-        signs=Sign(
-            "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
-            lacks=("experimental_attention_variant", "DSAIndexerLossAutoScaler"),
-        ),
-        fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
-        affects=_scales_indexer_loss,
-        when="--experimental-attention-variant dsa, or D layers of a hybrid model, with --dsa-indexer-loss-coeff, and "
-        "with --fp16 or with several microbatches and no --calculate-per-token-loss",
-        more_links=("NVIDIA/Megatron-LM#5244",),
-        state="fixed in 0.19.0",
-        evidence="reproduced",
-        patch="scale-sparse-indexer-loss",
-        second_reading="schedules of 0.18.2 and 0.19.0; the specs of 0.16.1 and 0.17.1, which build no sparse "
-        "attention; what gives a hybrid model the setting; its program; doctor under its flags and just outside; the "
-        "wrapper of its patch",
-    ),
-    Defect(
-        id="ML-3026a",
-        effect="The sparse attention's indexer gets the latent query before its normalization, unlike DeepSeek's",
-        severity=3,
-        signs=Sign(f"{_SPECS}:get_dsa_module_spec_for_backend", has="q_layernorm=IdentityOp"),
-        fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
-        affects=lambda run: (  # a hybrid model has no such normalization
-            run.experimental_attention_variant == "dsa" and run.qk_layernorm and not is_hybrid(run)
-        ),
-        when="--experimental-attention-variant dsa with --qk-layernorm in a GPT",
-        state="fixed in 0.19.0",
-        evidence="reproduced",
-        second_reading="the layer specs of 0.16.1 to 0.19.0 and of hybrid models; the commit of #3026; its program on "
-        "0.18.2; doctor under its flags",
-    ),
-    Defect(
-        id="ML-3026b",
-        effect="The sparse attention's indexer interleaves its rotary embeddings, unlike DeepSeek's, so it selects "
-        "other tokens than those that the weights were trained for",
-        severity=3,
-        signs=Sign(
-            "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
-            has="multi_latent_attention=config.multi_latent_attention",
-            lacks="mla_rotary_interleaved",
-        ),
-        fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
-        affects=lambda run: _has_sparse_attention(run) and (run.load or run.pretrained_checkpoint),
-        when="--experimental-attention-variant dsa, or D layers of a hybrid model, with --load or "
-        "--pretrained-checkpoint",
-        only_if="the weights come from another implementation, as DeepSeek's do",
-        state="fixed in 0.19.0",
-        evidence="reproduced",
-        second_reading="the rotary embeddings of 0.18.2 and 0.19.0; the specs of 0.16.1 and 0.17.1, which build no "
-        "sparse attention; its program on 0.18.2",
+        second_reading="attention layers of 0.16.1, 0.19.0 and main; which pipeline stages get a mask in 0.16.1, "
+        "0.18.2 and main; the masks of unfused attention in TransformerEngine 2.12, 2.16 and 2.17; validate_args and "
+        "data sets of 0.19.0; its program on 0.18.2; doctor of 0.17.1 and 0.19.2 under its flags and just outside",
     ),
     Defect(
         id="ML-4395",
@@ -226,15 +166,17 @@ DEFECTS = (
             has='"q_layernorm" in name',
             lacks="out_norm",
         ),
-        affects=lambda run: has_gated_delta_net(run) and tensor_parallel(run) > 1 and not run.sequence_parallel,
-        when="GatedDeltaNet layers with --tensor-model-parallel-size > 1, without --sequence-parallel",
+        affects=lambda run: has_gated_delta_net(run) and copies_the_sequence(run),
+        when="GatedDeltaNet layers with --tensor-model-parallel-size > 1, without --sequence-parallel, and without "
+        "--num-experts, with which such a run ends in an error",
         instead="--sequence-parallel",
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-output-norms",
         seen_by="copies",
         second_reading="the reduction and the layers of 0.16.1, 0.19.0 and main; what sequence parallelism makes of "
-        "the norm; its program on 0.18.2; doctor under its flags and just outside; the wrapper of its patch",
+        "the norm; what layers of experts refuse; its program on 0.18.2; doctor under its flags and just outside; the "
+        "wrapper of its patch",
     ),
     Defect(
         id="ML-7530",
@@ -246,8 +188,8 @@ DEFECTS = (
             has="softmax_offset",
             lacks=("set_tensor_model_parallel_attributes", "tensor_model_parallel"),
         ),
-        affects=lambda run: run.softmax_type == "learnable" and tensor_parallel(run) > 1,
-        when="--softmax-type learnable with --tensor-model-parallel-size > 1",
+        affects=lambda run: run.softmax_type == "learnable" and tensor_parallel(run) > 1 and run.clip_grad != 0,
+        when="--softmax-type learnable with --tensor-model-parallel-size > 1 and --clip-grad above 0, as by default",
         more_links=("NVIDIA/Megatron-LM#7452",),
         state="open",
         evidence="reproduced",
@@ -258,8 +200,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-3575",
-        effect="The first layer ends in a RuntimeError, because each rank has the output gates of all heads of its "
-        "query group",
+        effect="The first layer of attention ends in a RuntimeError, because each rank has the output gates of all "
+        "heads of its query group",
         kind="crash",
         severity=3,
         signs=Sign(
@@ -277,19 +219,5 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         second_reading="the source of 0.16.1; the commit of #3575; its program on 0.16.1; doctor under its flags",
-    ),
-    Defect(
-        id="indexer-loss-per-token",
-        effect="The loss of the sparse attention's indexer is a mean over tokens, which is divided by the number of "
-        "tokens of the step once more, so the indexer hardly learns from it",
-        severity=3,
-        signs=Sign(f"{_DSA}:compute_dsa_indexer_loss", has="indexer_loss = kl_div * loss_coeff", lacks="per_token"),
-        fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
-        affects=lambda run: _has_sparse_attention(run) and run.dsa_indexer_loss_coeff and run.calculate_per_token_loss,
-        when="--experimental-attention-variant dsa, or D layers of a hybrid model, with --dsa-indexer-loss-coeff and "
-        "--calculate-per-token-loss",
-        instead="leave out --calculate-per-token-loss",
-        state="fixed in 0.19.0",
-        evidence="read",
     ),
 )

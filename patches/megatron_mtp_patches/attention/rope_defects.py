@@ -35,7 +35,7 @@ DEFECTS = (
         id="ML-3794",
         effect="Fused rotary embeddings of packed sequences pair each element of a head with one of its other half, "
         "not with its neighbour as --rotary-interleaved asks, so weights that were trained so see wrong positions",
-        severity=4,
+        severity=3,
         signs=Sign(
             "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
             has="fused_apply_rotary_pos_emb_thd(",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import context_parallel, pipeline_parallel, tensor_parallel
+from ..defects.conditions import context_parallel, has_middle_stages, pipeline_parallel, tensor_parallel
 from ..defects.declare import Defect, Sign
 
 _TRAINING = "megatron.training"
@@ -25,11 +25,6 @@ def _splits_packs(run: Any) -> bool:
     return bool(run.sft and tensor_parallel(run) > 1)
 
 
-def _has_middle_stages(run: Any) -> bool:
-    """True if some stage is neither the first nor the last one; virtual stages count."""
-    return bool(pipeline_parallel(run) * (run.virtual_pipeline_model_parallel_size or 1) > 2)
-
-
 DEFECTS = (
     Defect(
         id="ML-4103",
@@ -38,10 +33,7 @@ DEFECTS = (
         severity=4,
         signs=_LAST_STAGE_HAS_NO_ENDS,
         affects=lambda run: (
-            _splits_packs(run)
-            and pipeline_parallel(run) == 2
-            and not _has_middle_stages(run)
-            and not run.mtp_num_layers
+            _splits_packs(run) and pipeline_parallel(run) == 2 and not has_middle_stages(run) and not run.mtp_num_layers
         ),
         when="--sft with --tensor-model-parallel-size > 1 and --pipeline-model-parallel-size 2, without virtual stages "
         "or --mtp-num-layers",
@@ -54,12 +46,12 @@ DEFECTS = (
     ),
     Defect(
         id="ML-4103b",
-        effect="The first step ends in an error of attention, because tensor-parallel ranks of the middle pipeline "
+        effect="The first step ends in an error, because tensor-parallel ranks of the middle pipeline "
         "stages are not told where packed sequences end",
         kind="crash",
         severity=3,
         signs=_LAST_STAGE_HAS_NO_ENDS,
-        affects=lambda run: _splits_packs(run) and _has_middle_stages(run),
+        affects=lambda run: _splits_packs(run) and has_middle_stages(run),
         when="--sft with --tensor-model-parallel-size > 1 and --pipeline-model-parallel-size > 2, or with "
         "virtual stages",
         instead="train without pipeline parallelism",
@@ -167,5 +159,7 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#4450",),
         evidence="reproduced",
         patch="mask-prompts-of-identity-format",
+        second_reading="the tokenizer of 0.17.1 to main; the commits of #4450 and #6682; its program; the wrapper of "
+        "its patch",
     ),
 )

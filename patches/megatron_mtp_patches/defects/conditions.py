@@ -17,6 +17,11 @@ def pipeline_parallel(run: Any) -> int:
     return run.pipeline_model_parallel_size or 1
 
 
+def has_middle_stages(run: Any) -> bool:
+    """True if some stage is neither the first nor the last one; virtual stages count."""
+    return bool(pipeline_parallel(run) * (run.virtual_pipeline_model_parallel_size or 1) > 2)
+
+
 def context_parallel(run: Any) -> int:
     """Over how many ranks a sequence is split."""
     return run.context_parallel_size or 1
@@ -206,6 +211,22 @@ def expert_data_parallel(run: Any) -> int:
     """The number of replicas of the experts; 1 if unknown."""
     ranks = data_parallel(run) * context_parallel(run) * tensor_parallel(run)
     return max(1, ranks // (expert_parallel(run) * expert_tensor_parallel(run)))
+
+
+def copies_the_sequence(run: Any) -> bool:
+    """True if each tensor-parallel rank has the whole sequence, which layers of experts refuse."""
+    return bool(tensor_parallel(run) > 1 and not (run.sequence_parallel or run.num_experts))
+
+
+def has_latent_attention(run: Any) -> bool:
+    """True if layers have MLA: `--transformer-impl local` builds none, a hybrid model only D and + layers."""
+    is_in_model = not is_hybrid(run) or not {"D", "+"}.isdisjoint(layers_of_hybrid(run))
+    return bool(run.multi_latent_attention and run.transformer_impl != "local" and is_in_model)
+
+
+def has_sparse_attention(run: Any) -> bool:
+    """True if layers of attention read the keys that an indexer selects (DSA)."""
+    return bool(run.experimental_attention_variant == "dsa" or "D" in layers_of_hybrid(run))
 
 
 def has_gated_delta_net(run: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..defects.conditions import has_megatron_fsdp, is_layer_wise, tensor_parallel, type_name
+from ..defects.conditions import has_latent_attention, has_megatron_fsdp, is_layer_wise, tensor_parallel, type_name
 from ..defects.declare import Defect, Sign
 
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
@@ -26,8 +26,8 @@ def _has_threshold(run: Any) -> bool:
 
 def _has_duplicated_layers(run: Any) -> bool:
     """True if TransformerEngine has layers of which each tensor-parallel rank has a copy."""
-    has_latent_attention = run.multi_latent_attention and run.transformer_impl != "local"
-    return bool(tensor_parallel(run) > 1 and (has_latent_attention or (run.num_experts and run.moe_latent_size)))
+    has_latent_experts = run.num_experts and run.moe_latent_size
+    return bool(tensor_parallel(run) > 1 and (has_latent_attention(run) or has_latent_experts))
 
 
 def _may_have_norm_of_nan(run: Any) -> bool:
@@ -58,23 +58,24 @@ DEFECTS = (
         kind="hang",
         severity=3,
         signs=_SKIPS_IN_CHAIN,
-        affects=_has_threshold,
-        when=_THRESHOLD,
+        affects=lambda run: _has_threshold(run) and not run.use_megatron_fsdp,  # ML-3460c
+        when=f"{_THRESHOLD}, without --use-megatron-fsdp",
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         only_if="a rank owns no main parameters",
         patch="skip-update-on-large-grad-norm",
         seen_by="copies",
-        second_reading="sources of 0.18.2, 0.19.0 and main; its program; the scale of severities",
+        second_reading="sources of 0.18.2, 0.19.0 and main, and which optimizers skip there; its program; the scale of "
+        "severities",
     ),
     Defect(
         "ML-3460b",
         "An update whose gradient norm is NaN is not skipped",
         severity=3,
         signs=_SKIPS_IN_CHAIN,
-        affects=lambda run: _has_threshold(run) and _may_have_norm_of_nan(run),
+        affects=lambda run: _has_threshold(run) and _may_have_norm_of_nan(run) and not run.use_megatron_fsdp,
         when=f"{_THRESHOLD} with --no-check-for-nan-in-loss-and-grad, without which the run ends before the update, "
-        "and without --fp16",
+        "and without --fp16 and --use-megatron-fsdp",
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
@@ -87,12 +88,15 @@ DEFECTS = (
         "Megatron-FSDP ignores --grad-norm-skip-threshold",
         severity=3,
         signs=_SKIPS_IN_CHAIN,
-        affects=lambda run: _has_threshold(run) and has_megatron_fsdp(run),
-        when=f"{_THRESHOLD} with --use-megatron-fsdp",
+        affects=lambda run: (  # with virtual stages it has an optimizer for each, and the chain of them skips
+            _has_threshold(run) and has_megatron_fsdp(run) and (run.virtual_pipeline_model_parallel_size or 1) == 1
+        ),
+        when=f"{_THRESHOLD} with --use-megatron-fsdp, without virtual stages",
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
-        second_reading="sources of 0.18.2, 0.19.0 and main; its program",
+        second_reading="sources of 0.18.2, 0.19.0 and main, and the optimizers that Megatron-FSDP has there; its "
+        "program",
     ),
     Defect(
         "ML-4116",
@@ -132,8 +136,9 @@ DEFECTS = (
     ),
     Defect(
         "ML-7338",
-        "The norm of gradients in bf16 and fp32 is wrong and clipping changes some of them wrongly, because a kernel "
-        "reads all of them in the dtype of the first; or the step ends in an illegal memory access",
+        "The norm of gradients in bf16 and fp32 is wrong, and clipping (--clip-grad above 0, as by default) changes "
+        "some of them wrongly, because a kernel reads all of them in the dtype of the first; or the step ends in an "
+        "illegal memory access",
         severity=3,
         signs=Sign("megatron.core.optimizer.clip_grads:get_grad_norm_fp32", has="[grads_for_norm], False"),
         affects=lambda run: (  # Megatron-FSDP does not read it
@@ -180,8 +185,9 @@ DEFECTS = (
             has="if config.perform_initialization:",
             lacks="set_tensor_model_parallel_attributes",
         ),
-        affects=lambda run: run.perform_initialization is False and tensor_parallel(run) > 1,
-        when="--no-initialization (perform_initialization=False) with --tensor-model-parallel-size > 1",
+        affects=lambda run: run.perform_initialization is False and tensor_parallel(run) > 1 and run.clip_grad != 0,
+        when="--no-initialization (perform_initialization=False) with --tensor-model-parallel-size > 1 and --clip-grad "
+        "above 0, as by default",
         instead="leave out --no-initialization",
         state="fixed in 0.18.0",
         evidence="reproduced",
@@ -199,9 +205,9 @@ DEFECTS = (
             has="parallel_mode == 'duplicated'",
             lacks="'tensor_model_parallel', False",
         ),
-        affects=_has_duplicated_layers,
-        when="--tensor-model-parallel-size > 1 with --multi-latent-attention (not with --transformer-impl local) or "
-        "--num-experts and --moe-latent-size",
+        affects=lambda run: _has_duplicated_layers(run) and run.clip_grad != 0,
+        when="--tensor-model-parallel-size > 1 with --clip-grad above 0, as by default, and with "
+        "--multi-latent-attention in a GPT (not with --transformer-impl local) or --num-experts and --moe-latent-size",
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="count-duplicated-weights-once",
@@ -216,10 +222,12 @@ DEFECTS = (
         kind="wrong log",
         severity=1,
         signs=Sign(f"{_HELPER}.track_mtp_metrics", has="total_loss_dict"),
-        affects=lambda run: run.mtp_num_layers and run.fp16,
-        when="--mtp-num-layers with --fp16",
+        affects=lambda run: run.mtp_num_layers and run.fp16 and run.log_interval != 1,
+        when="--mtp-num-layers with --fp16 and --log-interval above 1, as by default",
+        instead="--log-interval 1",
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
-        second_reading="sources of 0.18.2 and 0.19.0 and their trainers' counters; its program",
+        second_reading="sources of 0.18.2 and 0.19.0; the counters of the trainers of 0.16.1 to main, also with "
+        "--log-interval 1; its program",
     ),
 )
