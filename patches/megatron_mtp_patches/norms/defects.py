@@ -32,7 +32,8 @@ def _has_duplicated_layers(run: Any) -> bool:
 
 def _may_have_norm_of_nan(run: Any) -> bool:
     """True if nothing looks for NaN before the gradient norm: neither the loss scaler nor Megatron's check."""
-    return not (run.fp16 or run.check_for_nan_in_loss_and_grad or run.check_for_nan_in_grad)
+    has_scaler = run.fp16 or run.loss_scale
+    return not (has_scaler or run.check_for_nan_in_loss_and_grad or run.check_for_nan_in_grad)
 
 
 def _measures_half_precision(run: Any) -> bool:
@@ -75,7 +76,7 @@ DEFECTS = (
         signs=_SKIPS_IN_CHAIN,
         affects=lambda run: _has_threshold(run) and _may_have_norm_of_nan(run) and not run.use_megatron_fsdp,
         when=f"{_THRESHOLD} with --no-check-for-nan-in-loss-and-grad, without which the run ends before the update, "
-        "and without --fp16 and --use-megatron-fsdp",
+        "and without --fp16, --loss-scale and --use-megatron-fsdp",
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
@@ -145,8 +146,8 @@ DEFECTS = (
             run.use_precision_aware_optimizer and _measures_half_precision(run) and not run.use_megatron_fsdp
         ),
         when="--use-precision-aware-optimizer with gradients in half precision (--main-grads-dtype bf16, "
-        "--grad-reduce-in-bf16, or --fp16 without --accumulate-allreduce-grads-in-fp32), without --use-megatron-fsdp "
-        "and a --fp8-recipe other than delayed",
+        "--grad-reduce-in-bf16, or --fp16 without --accumulate-allreduce-grads-in-fp32), without --use-megatron-fsdp, "
+        "and without a --fp8-recipe other than delayed unless with --optimizer-cpu-offload or --main-params-dtype fp16",
         only_if="the model keeps some parameters in fp32",
         instead="reduce gradients in fp32: with --accumulate-allreduce-grads-in-fp32, without --main-grads-dtype bf16 "
         "and --grad-reduce-in-bf16",
