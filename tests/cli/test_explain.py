@@ -71,7 +71,7 @@ def test_an_id_leads_to_all_that_belongs_to_it(command, monkeypatch):
     patch, defect = (lines_of_places(command("explain", name)) for name in ("scale-sparse-indexer-loss", "ML-4070"))
     assert patch.pop("defects") == "ML-4070" and defect.pop("patch") == "scale-sparse-indexer-loss"
     assert patch.pop("declaration") == f"{attention}/scale_sparse_indexer_loss.py"
-    assert defect.pop("declaration") == f"{attention}/defects.py"
+    assert defect.pop("declaration") == f"{attention}/sparse_defects.py"
     assert (
         patch
         == defect
@@ -85,7 +85,7 @@ def test_an_id_leads_to_all_that_belongs_to_it(command, monkeypatch):
     monkeypatch.setattr("megatron_mtp_patches.cli.places.IS_CLONE", False)  # installed from a wheel
     installed = lines_of_places(command("explain", "ML-4070"))
     assert installed.keys() == defect.keys() - {"tests"} | {"patch", "declaration"}
-    assert installed["declaration"] == "megatron_mtp_patches/attention/defects.py"
+    assert installed["declaration"] == "megatron_mtp_patches/attention/sparse_defects.py"
 
 
 def test_a_defect_without_a_patch_leads_to_the_page_of_defects(command):

@@ -113,13 +113,14 @@ DEFECTS = (
         when="--mtp-detach-heads with --clip-grad above 0, as by default, and --optimizer dist_muon or "
         "use_layer_wise_distributed_optimizer, which Megatron's trainer sets where another optimizer than Adam and SGD "
         "has the distributed optimizer, without --no-use-layer-wise-param-layout",
+        only_if="the run has several data-parallel ranks",
         instead="--no-use-layer-wise-param-layout",
         introduced_by=("NVIDIA/Megatron-LM#4116",),
         evidence="reproduced",
         patch="clip-mtp-grads-separately",
         seen_by="norm",
-        second_reading="sources of 0.19.0 and main, and what sets the layer-wise optimizer there; its program, also "
-        "with its way out; doctor with muon and --use-distributed-optimizer",
+        second_reading="sources of 0.19.0 and main, what sets the layer-wise optimizer there and over which ranks it "
+        "reduces norms; its program, also with its way out; doctor with muon and --use-distributed-optimizer",
     ),
     Defect(
         "ML-4116b",
