@@ -19,7 +19,9 @@ SHARDED_EXPERTS = {**SHARDED, "expert_gtp_weight_remat_size": 4}
 FSDP_TIED = {"use_megatron_fsdp": True, "untie_embeddings_and_output_weights": False}
 HEADS_TIED = {"untie_embeddings_and_output_weights": False, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}
 INSTANCES = {"use_megatron_fsdp": True, "num_distributed_optimizer_instances": 2}
-SHARED_OUT = {**INSTANCES, "outer_dp_sharding_strategy": "optim"}
+SHARED_OUT = {
+    **INSTANCES, "data_parallel_sharding_strategy": "optim_grads_params", "outer_dp_sharding_strategy": "optim",
+}  # fmt: skip
 GATED = {"attention_output_gate": True, "num_query_groups": 2, "tensor_model_parallel_size": 4}
 MLA = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
 SINKS = {"softmax_type": "learnable", "context_parallel_size": 2, "cp_comm_type": ["a2a"]}
@@ -157,7 +159,7 @@ FUSED_EXPERTS = {
         ("ML-3199b", {**Z_LOSS, "context_parallel_size": 4}, False),
         ("ML-4891", SHARED_OUT, True),
         ("ML-4891", {**SHARED_OUT, "megatron_fsdp_version": 2}, False),
-        ("ML-4891", {**INSTANCES, "outer_dp_sharding_strategy": "no_shard"}, False),
+        ("ML-4891", {**SHARED_OUT, "outer_dp_sharding_strategy": "no_shard"}, False),
         ("ML-4891b", INSTANCES, True),
         ("ML-4891b", {**INSTANCES, "overlap_grad_reduce": True}, False),
         ("ML-4891b", {**INSTANCES, "num_distributed_optimizer_instances": 1}, False),

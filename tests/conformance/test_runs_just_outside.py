@@ -100,11 +100,8 @@ LAYERS_LAID_OUT = {
         ("ML-6748c", {**HYBRID, **Z_LOSS}, True),
         ("ML-6748c", {**HYBRID, **NO_LOSS}, False),
         ("ML-5222", {**SHARDED, "fsdp_double_buffer": True}, True),
-        ("ML-5222", {**SHARDED, "nccl_ub": True}, True),
+        ("ML-5222", {**SHARDED, "nccl_ub": True}, False),  # refused without the double buffer
         ("ML-5222", {**SHARDED, "fsdp_double_buffer": False}, False),
-        ("ML-3155", {**SHARDED, "eval_iters": 1}, True),
-        ("ML-3155", {**SHARDED, "eval_iters": 0}, False),
-        ("ML-3155", {**SHARDED, "eval_iters": 1, "data_parallel_sharding_strategy": "no_shard"}, False),
         ("ML-5916", DEALT_OUT, True),
         ("ML-5916", {**SPLIT, "expert_tensor_parallel_size": 2}, True),
         ("ML-5916", WHOLE, False),
@@ -136,7 +133,8 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
     [
         ("fsdp-tied-embeddings", FSDP_TIED, {"pipeline_model_parallel_size": 2}),
         ("fsdp-output-weight", {**FSDP, **HEADS}, {"megatron_fsdp_version": 2}),
-        ("fsdp-repeated-head", {**FSDP, **REPEATED}, {"megatron_fsdp_version": 2}),
+        ("fsdp-repeated-head", {**SHARDED, **REPEATED}, {"megatron_fsdp_version": 2}),
+        ("fsdp-repeated-head", {**SHARDED, **REPEATED}, {"data_parallel_sharding_strategy": "no_shard"}),
         ("ML-4116", {"mtp_detach_heads": True, "optimizer": "dist_muon"}, {"clip_grad": 0.0}),
         ("ML-4116", {"mtp_detach_heads": True, "optimizer": "dist_muon"}, {"use_layer_wise_param_layout": False}),
         ("ML-4116b", {**FSDP, "mtp_detach_heads": True}, {"clip_grad": 0.0}),

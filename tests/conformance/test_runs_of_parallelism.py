@@ -9,6 +9,7 @@ pytestmark = pytest.mark.forked("python")
 Scope = Enum("Scope", "none layer block")  # as InferenceCudaGraphScope
 SHARDED = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
 DOUBLE_BUFFER = {**SHARDED, "fsdp_double_buffer": True}
+FUSED_EXPERTS = {"num_experts": 4, "moe_grouped_gemm": True, "use_transformer_engine_op_fuser": True}
 MXFP8 = {**SHARDED, "fp8_recipe": "mxfp8", "fp8_param_gather": True}
 FULL = {"recompute_granularity": "full"}
 SELECTIVE = {"recompute_granularity": "selective"}
@@ -48,10 +49,13 @@ TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embedding
     [
         ("ML-4810", DOUBLE_BUFFER, True),
         ("ML-4810", {**DOUBLE_BUFFER, "data_parallel_sharding_strategy": "optim_grads"}, False),
-        ("ML-4990", {**SHARDED, "num_experts": 4, "overlap_moe_expert_parallel_comm": True}, True),
+        ("ML-4990", {**SHARDED, **FUSED_EXPERTS, "overlap_moe_expert_parallel_comm": True}, True),
+        ("ML-4990", {**SHARDED, **FUSED_EXPERTS}, False),
+        ("ML-4990", {**SHARDED, "num_experts": 4, "overlap_moe_expert_parallel_comm": True}, False),
         ("ML-3991", {**MXFP8, **FULL}, True),
         ("ML-3991", {**MXFP8, **SELECTIVE, "recompute_modules": ["mlp"]}, True),
         ("ML-3991", {**MXFP8, **SELECTIVE}, False),
+        ("ML-3991", {**MXFP8, **SELECTIVE, "recompute_modules": ["layernorm", "moe_act"]}, False),
         ("ML-3991", {**MXFP8, "overlap_moe_expert_parallel_comm": True}, False),
         ("ML-5462", {**IN_FP32, "bf16": True}, True),
         ("ML-5462", {**IN_FP32, "fp16": True}, True),

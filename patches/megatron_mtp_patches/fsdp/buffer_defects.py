@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_parallel, is_hybrid, recomputes_weights, sharding_strategy, tensor_parallel
+from ..defects.conditions import expert_parallel, layers_of_hybrid, sharding_strategy, tensor_parallel
 from ..defects.declare import Defect, Sign
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
@@ -13,35 +13,50 @@ _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
 _ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:"
 _LIMIT = f"{_BUFFERS}:GradReducePipeline._enforce_double_buffer_limit"
 _SHARDED = "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params"
-_DOUBLE_BUFFER = f"{_SHARDED} and --fsdp-double-buffer, or --use-nccl-ub, which sets it"
-_NO_DOUBLE_BUFFER = "leave out --fsdp-double-buffer and --use-nccl-ub"
+_DOUBLE_BUFFER = f"{_SHARDED} and --fsdp-double-buffer"
+_NO_DOUBLE_BUFFER = "leave out --fsdp-double-buffer, and --use-nccl-ub, which needs it"
 
 
 def _has_double_buffer(run: Any) -> bool:
     """True if units have two buffers; with other strategies Megatron's wrapper makes no units."""
-    return bool(sharding_strategy(run) == "optim_grads_params" and (run.fsdp_double_buffer or run.nccl_ub))
+    return bool(sharding_strategy(run) == "optim_grads_params" and run.fsdp_double_buffer)
 
 
-def _gathers_in_parts(run: Any) -> bool:
-    """True if the layers of an FSDP unit gather their parameters one by one."""
-    return bool(sharding_strategy(run) == "optim_grads_params" and run.overlap_moe_expert_parallel_comm)
+def _recomputes_linear_layers(run: Any) -> bool:
+    """True if linear layers, whose weights may be MXFP8, run again in backward; norms, core_attn, moe_act have none."""
+    modules = {"mla_up_proj", "mlp", "moe", "shared_experts"}.intersection(run.recompute_modules or ())
+    return run.recompute_granularity == "full" or bool(run.recompute_granularity == "selective" and modules)
+
+
+def _has_gradients_in_type_of_weights(run: Any) -> bool:
+    """True if gradients are added up in the type of the weights, which in bf16 is not the default."""
+    if run.bf16:
+        return bool(run.grad_reduce_in_bf16 or run.grad_reduce_in_fp32 is False)
+    return not (run.fp16 and (run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32))
+
+
+def _has_mamba_layers(run: Any) -> bool:
+    """True if a layer is a Mamba layer, or may be: the pattern of a hybrid model is not known."""
+    return "M" in layers_of_hybrid(run) or bool(run.is_hybrid_model and not layers_of_hybrid(run))
 
 
 DEFECTS = (
     Defect(
         id="ML-4054",
-        effect="Gradients may be wrong, because a third unit takes a gradient buffer that is still being reduced",
+        effect="A backward pass may end in an AssertionError, No buffer found for bucket_id, because a third unit asks "
+        "for a gradient buffer while two are still being reduced",
+        kind="crash",
         severity=3,
         signs=Sign(_LIMIT, has="if len(double_buf_units) > 2:"),
         fixed_by=Sign(f"{_BUFFERS}:", has="p._megatron_fsdp_model.grad_reduce_pipeline"),
         affects=_has_double_buffer,
         when=_DOUBLE_BUFFER,
-        only_if="that reduction has not ended by then",
+        only_if="the queue of reductions still holds both",
         instead=_NO_DOUBLE_BUFFER,
         state="fixed in 0.18.0",
         evidence="reported",
-        second_reading="buffers, wrappers and trainers of 0.16.1 to 0.19.0: what sets the setting and which strategies "
-        "have units; doctor under its flags and with each strategy",
+        second_reading="buffers, their allocator, wrappers and trainers of 0.16.1 to 0.19.0: what sets the setting and "
+        "which strategies have units; the threads of #4054 and #5222; doctor under its flags and with each strategy",
     ),
     Defect(
         id="ML-5222",
@@ -53,9 +68,10 @@ DEFECTS = (
         only_if="that use has not ended by then",
         instead=_NO_DOUBLE_BUFFER,
         state="fixed in 0.19.0",
+        introduced_by=("NVIDIA/Megatron-LM#4054",),
         evidence="reported",
-        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; what sets its setting there; doctor under its flags "
-        "and just outside",
+        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; what sets its setting there; the thread of #5222; doctor "
+        "under its flags and just outside",
     ),
     Defect(
         id="ML-4810",
@@ -74,20 +90,30 @@ DEFECTS = (
     ),
     Defect(
         id="ML-4990",
-        effect="The backward pass of experts may read weights that are not gathered",
+        effect="The backward pass of fused experts may read weights that are not gathered, and end in an illegal "
+        "memory access",
+        kind="crash",
         severity=3,
         signs=Sign(
             _MEGATRON_FSDP,
             has="enable_fine_grained_param_gather_backward_hook",
             lacks="fine_grained_recurse_module_types",
         ),
-        affects=lambda run: _gathers_in_parts(run) and run.num_experts,
-        when=f"{_SHARDED}, --num-experts and --overlap-moe-expert-parallel-comm",
-        instead="leave out --overlap-moe-expert-parallel-comm",
+        affects=lambda run: (
+            sharding_strategy(run) == "optim_grads_params"
+            and run.num_experts
+            and run.moe_grouped_gemm
+            and run.use_transformer_engine_op_fuser
+            and run.overlap_moe_expert_parallel_comm
+        ),
+        when=f"{_SHARDED}, --num-experts, --moe-grouped-gemm, --use-transformer-engine-op-fuser and "
+        "--overlap-moe-expert-parallel-comm",
+        instead="leave out --overlap-moe-expert-parallel-comm or --use-transformer-engine-op-fuser",
+        more_links=("NVIDIA/Megatron-LM#5636",),
         state="fixed in 0.19.0",
         evidence="reported",
-        second_reading="hooks, wrappers and the schedule of 0.16.1 to 0.19.0, of which 0.18 is the first with this "
-        "overlap; the thread of #4990; doctor under its flags",
+        second_reading="hooks, wrappers, experts and the schedule of 0.16.1 to 0.19.0, of which 0.18 is the first with "
+        "this overlap; the threads of #4990 and #5636; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-3991",
@@ -102,10 +128,10 @@ DEFECTS = (
             sharding_strategy(run) == "optim_grads_params"
             and run.fp8_recipe == "mxfp8"
             and run.fp8_param_gather
-            and recomputes_weights(run)
+            and _recomputes_linear_layers(run)
         ),
         when=f"{_SHARDED}, --fp8-recipe mxfp8, --fp8-param-gather and --recompute-granularity full, or selective with "
-        "--recompute-modules other than core_attn and moe_act",
+        "--recompute-modules mla_up_proj, mlp, moe or shared_experts",
         instead="leave out --fp8-param-gather",
         state="fixed in 0.18.0",
         evidence="reported",
@@ -124,50 +150,30 @@ DEFECTS = (
             sharding_strategy(run) in ("optim_grads", "optim_grads_params")
             and run.gradient_accumulation_fusion
             and () < run.transformer_engine < (2, 10)
+            and _has_gradients_in_type_of_weights(run)  # else the output layer's backward pass ends in an error
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, without "
-        "--no-gradient-accumulation-fusion, with TransformerEngine before 2.10",
+        "--no-gradient-accumulation-fusion, with TransformerEngine before 2.10 and gradients in the type of the weights"
+        ": --bf16 with --grad-reduce-in-bf16, --fp16 without --accumulate-allreduce-grads-in-fp32, or fp32",
         instead="add --no-gradient-accumulation-fusion",
         state="fixed in 0.17.0, which refuses such a TransformerEngine",
         evidence="reported",
-        second_reading="wrappers and buffers of 0.16.1 and 0.17.1; the thread of #2904; cases of its predicate",
+        second_reading="wrappers, buffers and linear layers of 0.16.1 and 0.17.1; the threads of #2904 and #3822; "
+        "cases of its predicate",
     ),
     Defect(
         id="ML-3191",
         effect="Megatron-FSDP guesses from the classes and names of layers which weights are split over "
-        "tensor-parallel ranks, so norms and checkpoints may be wrong for layers that it does not know",
+        "tensor-parallel ranks, so checkpoints and the logged norm of parameters may be wrong for layers that it does "
+        "not know",
         severity=2,
         signs=Sign(f"{_ADAPTER}FullyShardedDataParallel.__init__", has="self._fix_tensor_parallel_attributes(module)"),
         affects=lambda run: run.use_megatron_fsdp and tensor_parallel(run) > 1,
         when="--use-megatron-fsdp with --tensor-model-parallel-size > 1",
         only_if="the model has layers other than those of a plain GPT",
-        more_links=("NVIDIA/Megatron-LM#4664",),
         state="fixed in 0.18.0",
         evidence="reported",
-        seen_by="norm",
-        second_reading="wrappers of 0.16.1, 0.17.1 and 0.18.2; the threads of #3191 and #4664",
-    ),
-    Defect(
-        id="ML-3155",
-        effect="Validation may end in an error about the state of a parameter bucket",
-        kind="crash",
-        severity=3,
-        signs=Sign(
-            "megatron.core.pipeline_parallel.schedules:forward_backward_no_pipelining",
-            lacks="model_chunk.synchronize_param_gather()",
-        ),
-        affects=lambda run: (
-            run.use_megatron_fsdp
-            and (run.overlap_param_gather or sharding_strategy(run) == "optim_grads_params")
-            and run.eval_iters
-        ),
-        when="--use-megatron-fsdp with --overlap-param-gather, or with --data-parallel-sharding-strategy "
-        "optim_grads_params, which sets it, and --eval-iters > 0",
-        instead="--eval-iters 0",
-        state="fixed in 0.18.0",
-        evidence="reported",
-        second_reading="schedules of 0.16.1, 0.17.1 and 0.18.2; what sets its setting there; doctor under its flags "
-        "and just outside",
+        second_reading="wrappers, DTensors and norms of 0.16.1, 0.17.1 and 0.18.2; the threads of #3191 and #4664",
     ),
     Defect(
         id="ML-4717",
@@ -177,8 +183,8 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=Sign(f"{_BUFFERS}:AllGatherPipeline.reset", lacks="preserve_non_fsdp_units"),
-        affects=lambda run: sharding_strategy(run) == "optim_grads_params" and is_hybrid(run),
-        when=f"{_SHARDED} and --hybrid-override-pattern or --hybrid-layer-pattern",
+        affects=lambda run: sharding_strategy(run) == "optim_grads_params" and _has_mamba_layers(run),
+        when=f"{_SHARDED} and Mamba layers, M in --hybrid-override-pattern or --hybrid-layer-pattern",
         only_if="Mamba layers are not FSDP units, as in Megatron's own wrapper",
         state="fixed in 0.18.0",
         evidence="reported",

@@ -25,6 +25,11 @@ def _expert_ranks(run: Any) -> int:
     return expert_parallel(run) * expert_tensor_parallel(run)
 
 
+def _clips_replicas(run: Any) -> bool:
+    """True if gradients that all data-parallel ranks have are clipped by their norm, which else is not computed."""
+    return sharding_strategy(run) == "no_shard" and run.clip_grad != 0
+
+
 DEFECTS = (
     Defect(
         id="ML-3067",
@@ -35,12 +40,12 @@ DEFECTS = (
         ),
         affects=lambda run: sharding_strategy(run) == "optim" and run.overlap_grad_reduce,
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim and --overlap-grad-reduce",
-        instead=f"{_OTHER_STRATEGY}, or leave out --overlap-grad-reduce",
+        instead=f"{_OTHER_STRATEGY}, or leave out --overlap-grad-reduce and --overlap-param-gather, which needs it",
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="replace-fsdp-gradients-by-their-mean",
-        second_reading="sources of 0.16.1 and 0.18.2; its program on 0.16.1; cases of doctor on 0.17.1; the wrapper "
-        "of its patch",
+        second_reading="sources of 0.16.1 and 0.18.2; what validate_args of 0.16.1 refuses; its program on 0.16.1; "
+        "cases of doctor on 0.17.1; the wrapper of its patch",
     ),
     Defect(
         id="ML-6357b",
@@ -62,20 +67,25 @@ DEFECTS = (
     Defect(
         id="ML-3754a",
         effect="The gradient norm counts each data-parallel rank once, though all have the same gradients, so it is "
-        "too large by the square root of their number, and gradients are clipped too much",
+        "too large, without experts by the square root of their number, and gradients are clipped too much",
         severity=4,
         signs=Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),
         affects=lambda run: (
-            sharding_strategy(run) == "no_shard" and run.overlap_grad_reduce and run.overlap_param_gather
+            _clips_replicas(run)
+            and run.overlap_grad_reduce
+            and run.overlap_param_gather
+            and run.use_distributed_optimizer is not False  # other optimizers' norm is a sum over TP and PP
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
-        "0.17, --overlap-grad-reduce and --overlap-param-gather",
+        "0.17, --use-distributed-optimizer, --overlap-grad-reduce and --overlap-param-gather, and --clip-grad above 0, "
+        "as by default",
         instead=_OTHER_STRATEGY,
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
         seen_by="norm",
-        second_reading="sources of 0.17.1 and 0.18.2; its program on 0.17.1; doctor under its flags and just outside",
+        second_reading="the optimizers' setup and steps of 0.16.1 to 0.18.2; its program on 0.17.1; doctor under its "
+        "flags and just outside",
     ),
     Defect(
         id="ML-3754b",
@@ -101,9 +111,13 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),
-        affects=lambda run: sharding_strategy(run) == "no_shard" and not run.overlap_param_gather,
+        affects=lambda run: (
+            sharding_strategy(run) == "no_shard"
+            and not run.overlap_param_gather
+            and run.use_distributed_optimizer is not False
+        ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
-        "0.17, without --overlap-param-gather",
+        "0.17, and --use-distributed-optimizer, without --overlap-param-gather",
         instead=_OTHER_STRATEGY,
         state="fixed in 0.18.0",
         evidence="reproduced",
@@ -116,11 +130,9 @@ DEFECTS = (
         "clipped too much",
         severity=3,
         signs=Sign(_SETUP, has="effective_intra_dist_opt_group"),
-        affects=lambda run: (
-            sharding_strategy(run) == "no_shard" and run.num_experts and _expert_ranks(run) < tensor_parallel(run)
-        ),
-        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and EP x ETP less "
-        "than --tensor-model-parallel-size",
+        affects=lambda run: _clips_replicas(run) and run.num_experts and _expert_ranks(run) < tensor_parallel(run),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --clip-grad above 0, as by default, "
+        "--num-experts and EP x ETP less than --tensor-model-parallel-size",
         only_if="Megatron is newer than 0.18, or experts are not grouped (--moe-grouped-gemm)",
         instead=_OTHER_STRATEGY,
         evidence="reproduced",
@@ -136,12 +148,7 @@ DEFECTS = (
         "copies of all other weights drift apart",
         severity=5,
         signs=Sign(_SETUP, has="effective_intra_dist_opt_group"),
-        affects=lambda run: (
-            sharding_strategy(run) == "no_shard"
-            and run.clip_grad != 0
-            and run.num_experts
-            and _expert_ranks(run) > tensor_parallel(run)
-        ),
+        affects=lambda run: _clips_replicas(run) and run.num_experts and _expert_ranks(run) > tensor_parallel(run),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --clip-grad above 0, as by default, "
         "--num-experts and EP x ETP greater than --tensor-model-parallel-size",
         instead=_OTHER_STRATEGY,
@@ -186,8 +193,10 @@ DEFECTS = (
             has=("._local_tensor", "total_num_zeros += num_zeros"),
             lacks="if is_not_shared and is_not_tp_duplicate: grad = getattr(param, grad_attr)._local_tensor",
         ),
-        affects=lambda run: run.use_megatron_fsdp and run.log_num_zeros_in_grad and tensor_parallel(run) > 1,
+        affects=lambda run: has_megatron_fsdp(run) and run.log_num_zeros_in_grad and tensor_parallel(run) > 1,
         when="--use-megatron-fsdp with --log-num-zeros-in-grad and --tensor-model-parallel-size > 1",
+        only_if="Megatron is not 0.18, or --use-precision-aware-optimizer is not given, with which its first step ends "
+        "in an error",
         state="open",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",

@@ -10,7 +10,6 @@ from ..defects.conditions import (
     data_parallel,
     expert_data_parallel,
     fuses_weight_gradients,
-    has_megatron_fsdp,
     microbatches,
     recomputes_heads,
     repeats_a_head,
@@ -24,6 +23,10 @@ _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
 _ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel"
 _REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
 
+_FUSED = (
+    "Megatron is 0.18 or newer, or gradients have the type of the weights (--grad-reduce-in-bf16); else the first "
+    "backward pass ends in an error"
+)
 _REPEATS_A_HEAD = Sign(
     "megatron.core.transformer.multi_token_prediction:MultiTokenPredictionBlock._build_layers",
     has="self.mtp_use_repeated_layer",
@@ -51,7 +54,8 @@ def _reduces_in_another_type(run: Any) -> bool:
 def _loses_microbatches(run: Any) -> bool:
     """True if a microbatch overwrites the gradients of those before, or their sum is scaled with each."""
     is_overwritten = fuses_weight_gradients(run) and run.transformer_engine >= (2, 10)
-    is_scaled = not run.calculate_per_token_loss and data_parallel(run) * context_parallel(run) > 1
+    is_scaled = not (run.calculate_per_token_loss or run.ddp_average_in_collective or run.average_in_collective)
+    is_scaled = is_scaled and data_parallel(run) * context_parallel(run) > 1
     return microbatches(run) > 1 and bool(is_overwritten or is_scaled)
 
 
@@ -88,14 +92,14 @@ DEFECTS = (
     Defect(
         id="ML-6660",
         effect="The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
-        "parallelism, are doubled with each microbatch",
+        "parallelism, are added to themselves with each microbatch, so they are too large",
         severity=5,
         signs=Sign(
             _REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")
         ),
         affects=lambda run: _shards_gradients(run) and _has_single_replica(run),
-        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, and as "
-        "many expert-parallel as data-parallel ranks, or one data-parallel rank",
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, and one "
+        "replica of experts (EP x ETP = DP x CP x TP) or of the model (context-parallel ranks count, too)",
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
@@ -105,13 +109,13 @@ DEFECTS = (
     Defect(
         id="ML-6660b",
         effect="The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
-        "parallelism, are doubled with each microbatch",
+        "parallelism, are added to themselves with each microbatch, so they are too large",
         severity=5,
         signs=Sign(_REDUCE, has="if gbuf.is_data_distributed or custom_grad_comm_dtype:"),
         affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _reduces_in_another_type(run),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
-        "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and as many expert-parallel "
-        "as data-parallel ranks, or one data-parallel rank",
+        "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and one replica of experts (EP x "
+        "ETP = DP x CP x TP) or of the model (context-parallel ranks count, too)",
         only_if="Megatron is 0.19 or newer, the run is in fp32 or fp16, or --grad-reduce-in-bf16 is given, which "
         "before 0.19 is --megatron-fsdp-grad-comm-dtype bf16 as well",
         instead="set --megatron-fsdp-grad-comm-dtype and --megatron-fsdp-main-grads-dtype to the same type",
@@ -120,7 +124,8 @@ DEFECTS = (
         patch="add-fsdp-gradients-of-single-replicas",
         unless=RECOMPUTES_DEPTHS,
         second_reading="sources of 0.18.2 and main; the types that trainers of 0.17.1 to 0.19.0 set; its program on "
-        "0.19.2; doctor under its flags and just outside; the thread of #6660",
+        "0.19.2; doctor under its flags and just outside; the threads of #6660, which is closed, and of #6773, whose "
+        "branch still adds them once",
     ),
     Defect(
         id="fsdp-gradients-of-single-replicas",
@@ -133,35 +138,43 @@ DEFECTS = (
         ),
         affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _loses_microbatches(run),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, several "
-        "microbatches, and one replica of experts or of the model (context-parallel ranks count, too); with fused "
-        "weight gradients and TransformerEngine 2.10 or newer, or on several ranks without --calculate-per-token-loss",
-        instead="on one rank, or with --calculate-per-token-loss, add --no-gradient-accumulation-fusion",
+        "microbatches, and one replica of experts (EP x ETP = DP x CP x TP) or of the model (context-parallel ranks "
+        "count, too); without --no-gradient-accumulation-fusion, with TransformerEngine 2.10 or newer, or on several "
+        "ranks without --calculate-per-token-loss and --ddp-average-in-collective",
+        only_if=f"weight gradients are not fused, or {_FUSED}",
+        instead="on one rank, with --calculate-per-token-loss or with --ddp-average-in-collective, add "
+        "--no-gradient-accumulation-fusion",
+        more_links=("NVIDIA/Megatron-LM#6773",),
+        state="fixed after main of 2026-08-22",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
         unless=RECOMPUTES_DEPTHS,
-        second_reading="sources of 0.16.1, 0.18.2 and main; its program on 0.19.2; doctor under its flags and just "
-        "outside; the wrapper of its patch",
+        second_reading="sources of 0.16.1, 0.18.2 and main; the thread and the branch of #6773; its program on 0.19.2; "
+        "doctor under its flags and just outside; the wrapper of its patch",
     ),
     Defect(
         id="ML-6357a",
-        effect="Each microbatch overwrites the weight gradients of the one before, so only the last one counts",
+        effect="In layers of TransformerEngine each microbatch overwrites the weight gradients of the one before, so "
+        "only the last one counts",
         severity=4,
         signs=Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),
         affects=lambda run: (
             sharding_strategy(run) == "optim"
             and fuses_weight_gradients(run)
             and microbatches(run) > 1
+            and run.transformer_impl != "local"
             and run.transformer_engine >= (2, 10)
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, with "
-        "TransformerEngine 2.10 or newer and without --no-gradient-accumulation-fusion",
-        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
+        "TransformerEngine 2.10 or newer, without --no-gradient-accumulation-fusion and --transformer-impl local",
+        only_if=_FUSED,
+        instead="add --no-gradient-accumulation-fusion",
         state="fixed on main",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
         after="ML-3067",  # 0.16.1 adds what it should replace
-        second_reading="sources of 0.16.1, 0.18.2 and main; its program on 0.19.2; doctor under its flags and just "
-        "outside; the wrappers of its patch",
+        second_reading="sources of 0.16.1, 0.18.2 and main; linear layers of 0.16.1 to 0.18.2 and the thread of #3822; "
+        "its program on 0.19.2; doctor under its flags and just outside; the wrappers of its patch",
     ),
     Defect(
         id="fsdp-own-layers-keep-last-microbatch",
@@ -177,11 +190,12 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard or optim and several microbatches, "
         "without --no-gradient-accumulation-fusion",
-        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
+        only_if=_FUSED,
+        instead="add --no-gradient-accumulation-fusion",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
-        second_reading="linear layers of 0.16.1, 0.18.2, 0.19.0 and main; its program on 0.18.2; doctor with each "
-        "strategy; the wrapper of its patch",
+        second_reading="linear layers of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main; the thread of #3822; its program on "
+        "0.18.2; doctor with each strategy; the wrapper of its patch",
     ),
     Defect(
         id="fsdp-fused-experts-keep-last-microbatch",
@@ -203,7 +217,7 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim, several microbatches, --num-experts, "
         "--moe-grouped-gemm and --use-transformer-engine-op-fuser, without --no-gradient-accumulation-fusion",
-        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
+        instead="add --no-gradient-accumulation-fusion",
         evidence="read",
         patch="add-fsdp-gradients-of-all-microbatches",
         second_reading="experts and buffers of 0.18.2, 0.19.0 and main; doctor under its flags and just outside; the "
@@ -214,17 +228,20 @@ DEFECTS = (
         effect="Under Megatron-FSDP a repeated MTP head keeps the gradient of only one of its depths",
         severity=4,
         signs=_REPEATS_A_HEAD,
-        affects=lambda run: repeats_a_head(run) and has_megatron_fsdp(run) and fuses_weight_gradients(run),
-        when="--use-megatron-fsdp with --mtp-use-repeated-layer and --mtp-num-layers > 1, without "
-        "--no-gradient-accumulation-fusion",
-        only_if="the strategy is optim_grads, optim_grads_params or (to 0.19) optim: others add up, but for the first "
-        "step, in fp8 the first microbatch of each",
+        affects=lambda run: (
+            repeats_a_head(run)
+            and sharding_strategy(run) in ("optim", "optim_grads", "optim_grads_params")
+            and fuses_weight_gradients(run)
+        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim, optim_grads or optim_grads_params, "
+        "--mtp-use-repeated-layer and --mtp-num-layers > 1, without --no-gradient-accumulation-fusion",
+        only_if=f"{_FUSED}; on main optim adds up",
         unless=RECOMPUTES_DEPTHS,
         evidence="reproduced",
         instead="--no-gradient-accumulation-fusion",
         patch="sum-gradients-of-repeated-weights",
-        second_reading="sources of 0.17.1 to main, and which strategies overwrite there; its program; predicate just "
-        "outside",
+        second_reading="sources of 0.17.1 to main, and which strategies overwrite there; the thread of #3822; its "
+        "program; predicate just outside",
     ),
     Defect(
         id="fsdp-recomputed-repeated-head",
@@ -241,7 +258,9 @@ DEFECTS = (
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
         "--mtp-use-repeated-layer and --mtp-num-layers > 1, and --recompute-granularity full with --recompute-method "
         "uniform, on several data- or context-parallel ranks",
-        instead="leave out --recompute-granularity full, or use --data-parallel-sharding-strategy optim",
+        instead="leave out --recompute-granularity full",
         evidence="reproduced",
+        second_reading="recomputation of MTP layers, hooks and buffers of 0.17.1, 0.18.2 and main; its program; "
+        "predicate just outside",
     ),
 )

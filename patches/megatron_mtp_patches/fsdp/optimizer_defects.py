@@ -1,10 +1,21 @@
 """The optimizer under Megatron-FSDP."""
 
-from ..defects.conditions import has_megatron_fsdp, loads_model_only
+from __future__ import annotations
+
+from typing import Any
+
+from ..defects.conditions import expert_parallel, has_megatron_fsdp, loads_model_only, tensor_parallel, type_name
 from ..defects.declare import Defect, Sign
 
 _NO_MASTER_WEIGHTS = "setattr(optimizer_part.optimizer, 'master_weights', False)"
 _MAKE = "megatron.core.optimizer:get_megatron_optimizer"
+
+
+def _reads_decoupled_gradients(run: Any) -> bool:
+    """True if FusedAdam is asked for main parameters of its own; in fp8 it is for delayed scaling alone."""
+    is_plain = run.fp8_recipe in (None, "delayed") or type_name(run.main_params_dtype) not in ("", "float32")
+    return bool(run.use_precision_aware_optimizer and is_plain and not run.optimizer_cpu_offload)
+
 
 DEFECTS = (
     Defect(
@@ -12,17 +23,17 @@ DEFECTS = (
         "Megatron-FSDP trains nothing and prints no error: FusedAdam looks for the gradients under another name",
         severity=5,
         signs=Sign(_MAKE, lacks=_NO_MASTER_WEIGHTS),
-        affects=lambda run: (  # the optimizer on the CPU looks for either name
-            run.use_megatron_fsdp and run.use_precision_aware_optimizer and not run.optimizer_cpu_offload
-        ),
-        when="--use-megatron-fsdp with --use-precision-aware-optimizer, without --optimizer-cpu-offload",
+        # The optimizer on the CPU looks for either name.
+        affects=lambda run: run.use_megatron_fsdp and _reads_decoupled_gradients(run),
+        when="--use-megatron-fsdp with --use-precision-aware-optimizer, without --optimizer-cpu-offload and without "
+        "--fp8-recipe other than delayed (unless --main-params-dtype is fp16)",
         state="fixed in 0.18.0",
         evidence="reproduced",
         instead="leave out --use-precision-aware-optimizer",
         patch="fsdp-without-master-weights",
         seen_by="moves",
-        second_reading="the optimizer's setup of 0.16.1 to main; its program on 0.17.1; doctor under its flags and "
-        "just outside",
+        second_reading="the optimizer's setup and its configuration of 0.16.1 to main; its program on 0.17.1; doctor "
+        "under its flags and just outside",
     ),
     Defect(
         "ML-4133b",
@@ -33,6 +44,7 @@ DEFECTS = (
         affects=lambda run: has_megatron_fsdp(run) and loads_model_only(run) and (run.bf16 or run.fp16),
         when="--use-megatron-fsdp with --pretrained-checkpoint, or with --load and --finetune or --no-load-optim, in "
         "bf16 or fp16",
+        only_if="--load has a checkpoint, or has none where --pretrained-checkpoint is given",
         introduced_by=("NVIDIA/Megatron-LM#4133",),
         evidence="reproduced",
         patch="fsdp-without-master-weights",
@@ -46,12 +58,19 @@ DEFECTS = (
         severity=1,
         signs=Sign("megatron.core.optimizer.clip_grads:count_zeros_fp32", has="param.grad is not None"),
         fixed_by=Sign(_MAKE, lacks=_NO_MASTER_WEIGHTS),
-        affects=lambda run: run.use_megatron_fsdp and run.use_precision_aware_optimizer and run.log_num_zeros_in_grad,
-        when="--log-num-zeros-in-grad with --use-megatron-fsdp and --use-precision-aware-optimizer",
+        affects=lambda run: (
+            run.use_megatron_fsdp
+            and run.use_precision_aware_optimizer
+            and run.log_num_zeros_in_grad
+            and tensor_parallel(run) == expert_parallel(run) == (run.num_distributed_optimizer_instances or 1) == 1
+        ),
+        when="--log-num-zeros-in-grad with --use-megatron-fsdp and --use-precision-aware-optimizer, and "
+        "--tensor-model-parallel-size, --expert-model-parallel-size and --num-distributed-optimizer-instances 1 (else "
+        "the first step ends in an error)",
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="fsdp-without-master-weights",
-        second_reading="the count and the optimizer's setup of 0.17.1, 0.18.2 and 0.19.0; its program on 0.18.2; "
-        "doctor under its flags",
+        second_reading="the count, the meshes of gradients and the optimizer's setup of 0.17.1, 0.18.2 and 0.19.0; its "
+        "program on 0.18.2; doctor under its flags and just outside",
     ),
 )

@@ -10,8 +10,7 @@ PATCH = Patch(
     summary="Train on the mean of all ranks' gradients alone under Megatron-FSDP's optim",
     upstream=(PullRequest(3067, native_since="0.17.0", part="what a rank gets of a reduction"),),
     problem="On 0.16.1 with `--data-parallel-sharding-strategy optim` and `--overlap-grad-reduce` each data-parallel "
-    "rank adds the mean of all gradients to its own, which it has divided by the number of ranks. Nothing in the log "
-    "shows it.",
+    "rank adds the mean of all gradients to its own. Nothing in the log shows it.",
     adds=("The mean takes the place of a rank's own gradients.",),
     numerics="With `optim` and `--overlap-grad-reduce` on 0.16.1: all gradients.",
     is_repair=True,
