@@ -32,6 +32,8 @@ MAMBA = {**SHARDED, "hybrid_layer_pattern": "M*M-"}
     [
         ("ML-3754a", {**REPLICAS, **OVERLAPPED}, {"clip_grad": 0.0}),
         ("ML-3754a", {**REPLICAS, **OVERLAPPED}, {"use_distributed_optimizer": False}),
+        ("ML-3754a", {**REPLICAS, **OVERLAPPED, "world_size": 2}, {"world_size": 1}),
+        ("ML-3754b", {**REPLICAS, "overlap_param_gather": True}, {"world_size": 1}),
         ("ML-3754c", REPLICAS, {"use_distributed_optimizer": False}),
         ("fsdp-counts-experts-twice", {**REPLICAS, **FEW_EXPERTS}, {"clip_grad": 0.0}),
         ("fsdp-counts-experts-twice", {**REPLICAS, **FEW_EXPERTS}, {"expert_model_parallel_size": 2}),

@@ -11,7 +11,7 @@ PATCH = Patch(
     "model on one data-parallel rank. It still reduces them in each microbatch. With "
     "fused weight gradients, the default, each microbatch overwrites the one before, so only the last "
     "one counts; without it, gradients of earlier microbatches are divided by the data-parallel size with each "
-    "later one. 0.16.1 also doubles them in each microbatch, later releases where "
+    "later one. 0.16.1 also adds them to themselves in each microbatch, later releases where "
     "`--megatron-fsdp-grad-comm-dtype` differs from the type of the gradients (NVIDIA/Megatron-LM#6660). Nothing "
     "in the log shows it.",
     adds=("Such gradients have a shard, which is all of them, and each microbatch is added to it.",),

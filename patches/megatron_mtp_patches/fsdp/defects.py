@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import (
+    context_parallel,
+    data_parallel,
     expert_parallel,
     expert_tensor_parallel,
     has_megatron_fsdp,
@@ -23,6 +25,12 @@ _OTHER_STRATEGY = "choose another --data-parallel-sharding-strategy"
 def _expert_ranks(run: Any) -> int:
     """Over how many ranks the experts of a layer lie."""
     return expert_parallel(run) * expert_tensor_parallel(run)
+
+
+def _has_several_replicas(run: Any) -> bool:
+    """True if several ranks have the same dense layers, or if the number of ranks is not known."""
+    is_known = run.data_parallel_size or run.world_size
+    return not is_known or data_parallel(run) * context_parallel(run) > 1
 
 
 def _clips_replicas(run: Any) -> bool:
@@ -72,13 +80,14 @@ DEFECTS = (
         signs=Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),
         affects=lambda run: (
             _clips_replicas(run)
+            and _has_several_replicas(run)
             and run.overlap_grad_reduce
             and run.overlap_param_gather
             and run.use_distributed_optimizer is not False  # other optimizers' norm is a sum over TP and PP
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
         "0.17, --use-distributed-optimizer, --overlap-grad-reduce and --overlap-param-gather, and --clip-grad above 0, "
-        "as by default",
+        "as by default, on several data- or context-parallel ranks",
         instead=_OTHER_STRATEGY,
         state="fixed in 0.18.0",
         evidence="reproduced",
@@ -93,10 +102,13 @@ DEFECTS = (
         severity=5,
         signs=Sign(f"{_BUFFERS}:ParamAndGradBuffer.all_reduce_gradients", has="if gbuf is not None:\n    continue"),
         affects=lambda run: (
-            sharding_strategy(run) == "no_shard" and run.overlap_param_gather and not run.overlap_grad_reduce
+            sharding_strategy(run) == "no_shard"
+            and _has_several_replicas(run)
+            and run.overlap_param_gather
+            and not run.overlap_grad_reduce
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
-        "0.17, and --overlap-param-gather without --overlap-grad-reduce",
+        "0.17, and --overlap-param-gather without --overlap-grad-reduce, on several data- or context-parallel ranks",
         only_if="another trainer runs than Megatron's, which refuses these flags",
         instead=_OTHER_STRATEGY,
         state="fixed in 0.18.0",
