@@ -49,6 +49,7 @@ RECOMPUTED_DEPTHS = {
     "recompute_granularity": "full",
     "recompute_method": "uniform",
 }
+OF_MODELOPT = {"hybrid_layer_pattern": "M*", "norm_epsilon": 1e-6, "modelopt_enabled": True}
 CLAMPED = {"swiglu": True, "activation_func_clamp_value": 7.0, "bias_swiglu_fusion": True}
 SHARED = {"fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}
 LOADS_MAIN_PARAMS = {
@@ -164,11 +165,9 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("hybrid-mtp-without-padding-mask", {**HYBRID, **AUX_LOSS}, OF_MEGATRONS_TRAINER),
         ("fsdp-recomputed-repeated-head", RECOMPUTED_DEPTHS, {"recompute_granularity": "selective"}),
         ("fsdp-recomputed-repeated-head", RECOMPUTED_DEPTHS, {"data_parallel_sharding_strategy": "optim"}),
-        (
-            "ML-5750",
-            {"hybrid_layer_pattern": "M*", "norm_epsilon": 1e-6, "modelopt_enabled": True},
-            {"norm_epsilon": 1e-5},
-        ),
+        ("ML-5750", OF_MODELOPT, {"norm_epsilon": 1e-5}),
+        ("ML-5750", OF_MODELOPT, {"export_default_te_spec": True}),
+        ("ML-5750", OF_MODELOPT, {"hybrid_layer_pattern": "*-"}),
         ("ML-5940", CLAMPED, {"bias_swiglu_fusion": False}),
         ("ML-5940", CLAMPED, {"swiglu": False}),
         ("ML-6682", {"sft": True, "sft_tokenizer_prompt_format": "identity"}, {"sft": False}),

@@ -121,13 +121,15 @@ DEFECTS = (
             lacks="eps=self.config.layernorm_epsilon",
         ),
         affects=lambda run: (  # the spec of ModelOpt has a separate norm; others fuse it with a projection
-            is_hybrid(run)
+            (is_hybrid(run) and "M" in (layers_of_hybrid(run) or "M"))
             and (run.modelopt_enabled or run.export_kd_teacher_load)
+            and not run.export_default_te_spec
             and (run.norm_epsilon or 1e-5) != 1e-5
         ),
-        when="--modelopt-enabled or --export-kd-teacher-load in hybrid models, with --norm-epsilon other than 1e-5",
+        when="--modelopt-enabled or --export-kd-teacher-load in hybrid models with Mamba layers, without "
+        "--export-default-te-spec, with --norm-epsilon other than 1e-5",
         state="fixed in 0.19.0",
         evidence="reproduced",
-        second_reading="Mamba layers and their specs of 0.16.1, 0.18.2 and 0.19.0",
+        second_reading="Mamba layers, their specs and ModelOpt's builder of 0.16.1, 0.17.1, 0.18.2 and 0.19.0",
     ),
 )
