@@ -111,6 +111,12 @@ def repeats_a_head(run: Any) -> bool:
     return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)
 
 
+# `only_if` of the defects of weight gradients that are fused under Megatron-FSDP: NVIDIA/Megatron-LM#3822.
+FUSES_UNDER_MEGATRON_FSDP = (
+    "Megatron is 0.18 or newer, or gradients have the type of the weights (--grad-reduce-in-bf16); else the first "
+    "backward pass ends in an error"
+)
+
 # Where patches that add gradients up under Megatron-FSDP leave its own sums.
 RECOMPUTES_DEPTHS = Gap(
     lambda run: repeats_a_head(run) and recomputes_heads(run),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import (
+    FUSES_UNDER_MEGATRON_FSDP,
     RECOMPUTES_DEPTHS,
     context_parallel,
     data_parallel,
@@ -23,10 +24,6 @@ _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
 _ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel"
 _REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
 
-_FUSED = (
-    "Megatron is 0.18 or newer, or gradients have the type of the weights (--grad-reduce-in-bf16); else the first "
-    "backward pass ends in an error"
-)
 _REPEATS_A_HEAD = Sign(
     "megatron.core.transformer.multi_token_prediction:MultiTokenPredictionBlock._build_layers",
     has="self.mtp_use_repeated_layer",
@@ -141,7 +138,7 @@ DEFECTS = (
         "microbatches, and one replica of experts (EP x ETP = DP x CP x TP) or of the model (context-parallel ranks "
         "count, too); without --no-gradient-accumulation-fusion, with TransformerEngine 2.10 or newer, or on several "
         "ranks without --calculate-per-token-loss and --ddp-average-in-collective",
-        only_if=f"weight gradients are not fused, or {_FUSED}",
+        only_if=f"weight gradients are not fused, or {FUSES_UNDER_MEGATRON_FSDP}",
         instead="on one rank, with --calculate-per-token-loss or with --ddp-average-in-collective, add "
         "--no-gradient-accumulation-fusion",
         more_links=("NVIDIA/Megatron-LM#6773",),
@@ -167,7 +164,7 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, with "
         "TransformerEngine 2.10 or newer, without --no-gradient-accumulation-fusion and --transformer-impl local",
-        only_if=_FUSED,
+        only_if=FUSES_UNDER_MEGATRON_FSDP,
         instead="add --no-gradient-accumulation-fusion",
         state="fixed on main",
         evidence="reproduced",
@@ -190,7 +187,7 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard or optim and several microbatches, "
         "without --no-gradient-accumulation-fusion",
-        only_if=_FUSED,
+        only_if=FUSES_UNDER_MEGATRON_FSDP,
         instead="add --no-gradient-accumulation-fusion",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
@@ -235,7 +232,7 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim, optim_grads or optim_grads_params, "
         "--mtp-use-repeated-layer and --mtp-num-layers > 1, without --no-gradient-accumulation-fusion",
-        only_if=f"{_FUSED}; on main optim adds up",
+        only_if=f"{FUSES_UNDER_MEGATRON_FSDP}; on main optim adds up",
         unless=RECOMPUTES_DEPTHS,
         evidence="reproduced",
         instead="--no-gradient-accumulation-fusion",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import fuses_weight_gradients, has_heads_on_last_stage, has_megatron_fsdp, pipeline_parallel
+from ..defects.conditions import (
+    FUSES_UNDER_MEGATRON_FSDP,
+    fuses_weight_gradients,
+    has_heads_on_last_stage,
+    has_megatron_fsdp,
+    pipeline_parallel,
+)
 from ..defects.declare import Defect, Sign
 
 _PATCH = "keep-gradients-of-tied-embeddings"
@@ -37,11 +43,12 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with tied embeddings (no --untie-embeddings-and-output-weights), without pipeline "
         "parallelism, --no-gradient-accumulation-fusion and --freeze-base-model-for-mtp",
+        only_if=FUSES_UNDER_MEGATRON_FSDP,
         evidence="reproduced",
         instead=_INSTEAD,
         patch=_PATCH,
-        second_reading="sources of 0.16.1 to main; its program; doctor with ties, fusion and pipeline stages just "
-        "outside",
+        second_reading="sources of 0.16.1 to main; the thread of #3822; its program; doctor with ties, fusion and "
+        "pipeline stages just outside",
     ),
     Defect(
         id="mtp-tied-embeddings",
