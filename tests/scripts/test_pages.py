@@ -59,7 +59,7 @@ OTHERS = {
     "megatron-core 0.19": {"--freeze-all-layers", "--freeze-base-for-mtp", "--qad-train-target"}
     | {"--dataloader-inter-document-masking", "--tensor-parallel-num-weight-shards"}
     | {"--expert-tensor-parallel-num-weight-shards"},
-    "megatron.post_training": {"--export-kd-teacher-load", "--modelopt-enabled"},
+    "megatron.post_training": {"--export-default-te-spec", "--export-kd-teacher-load", "--modelopt-enabled"},
     "main": {"--mtp-hsm"},
 }
 
