@@ -23,15 +23,18 @@ FEWER_BUCKETS = {
 GRAPHS = {"cuda_graph_impl": "local"}
 COUNTED = {"num_experts": 4, **GRAPHS, "moe_router_enable_expert_bias": True}
 FUSED = {"use_transformer_engine_op_fuser": True, "overlap_param_gather": True}
+OF_MEGATRON = {"yaml_cfg": None}  # Megatron's own parser has read it
 GROUPED = {
     "use_transformer_engine_op_fuser": True, "moe_single_grouped_weight": True, "num_experts": 4,
-    "moe_grouped_gemm": True,
+    "moe_grouped_gemm": True, "fp8": "e4m3", "fp8_recipe": "mxfp8",
 }  # fmt: skip
 MLA = {"mla_down_proj_fusion": True, "tensor_model_parallel_size": 2}
 RESIDUAL = {"fp32_residual_connection": True, "bf16": True, "transformer_impl": "transformer_engine"}
 LATENT = {**RESIDUAL, "multi_latent_attention": True, "num_experts": 4, "moe_layer_freq": 1}
 HYBRID = {**RESIDUAL, "hybrid_layer_pattern": "M*M-"}
-MUON = {"optimizer": "muon", "num_experts": 4, "pipeline_model_parallel_size": 2}
+MUON = {
+    "optimizer": "muon", "num_experts": 4, "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2,
+}  # fmt: skip
 SHARDS = {"gtp_weight_remat_size": 2, "accumulate_allreduce_grads_in_fp32": True}
 LATENT_HEADS = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
 FUSED_LATENTS = {**LATENT_HEADS, "mla_down_proj_fusion": True}
@@ -78,12 +81,16 @@ TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embedding
         ("ML-6373", {**GRAPHS, **SELECTIVE, "recompute_modules": ["core_attn", "moe_act"]}, False),
         ("ML-6373", {**GRAPHS, **SELECTIVE}, False),
         ("ML-6132", FUSED, True),
+        ("ML-6132", {**FUSED, **OF_MEGATRON}, False),  # before 0.19
+        ("ML-6132", {**FUSED, **OF_MEGATRON, "gtp_weight_remat_size": 1}, True),
         ("ML-6132", {**FUSED, "num_experts": 4, "moe_layer_freq": 2}, False),
         ("ML-6132", {**FUSED, "hybrid_layer_pattern": "M*-"}, False),
         ("ML-5487b", GROUPED, True),
         ("ML-5487b", {**GROUPED, "moe_grouped_gemm": False}, False),
+        ("ML-5487b", {**GROUPED, "fp8_recipe": "blockwise"}, False),
         ("ML-5383", MLA, True),
         ("ML-5383", {**MLA, "hybrid_layer_pattern": "M*"}, False),
+        ("ML-5383", {**MLA, "experimental_attention_variant": "dsa"}, False),
         ("ML-5273", {**MLA, "delay_wgrad_compute": True, "transformer_impl": "local"}, False),
         ("ML-6839", {**LATENT_HEADS, "num_experts": 4}, False),  # a layer of experts asks for sequence parallelism
         ("ML-6839", {**LATENT_HEADS, "transformer_impl": "local"}, False),
@@ -120,6 +127,7 @@ TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embedding
         ("ML-6272", {**LATENT, "mla_down_proj_fusion": False}, False),
         ("ML-6272", {**LATENT, "mla_down_proj_fusion": True}, True),
         ("ML-6272", {**LATENT, "mla_down_proj_fusion": False, "moe_layer_freq": [0, 1]}, True),
+        ("ML-6272", {**LATENT, "mla_down_proj_fusion": False, "moe_layer_freq": [1, 1]}, False),
         ("ML-6272", {**LATENT, "num_experts": None}, False),  # 0.16
         ("ML-6272", HYBRID, True),
         ("ML-6272", {**HYBRID, "hybrid_layer_pattern": "MEME"}, False),
@@ -130,11 +138,12 @@ TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embedding
         ("ML-3504", {**RESIDUAL, "transformer_impl": "local"}, False),
         ("ML-6616", MUON, True),
         ("ML-6616", {**MUON, "optimizer": "soap"}, True),
+        ("ML-6616", {**MUON, "expert_model_parallel_size": 1}, False),
         ("ML-6616", {**MUON, "optimizer": "dist_muon"}, False),
         ("ML-6616", {**MUON, "use_layer_wise_distributed_optimizer": True}, False),
         ("ML-6624", {**SHARDS, "fp16": True}, True),
         ("ML-6624", {**SHARDS, "bf16": True, "accumulate_allreduce_grads_in_fp32": False}, False),
-        ("ML-6565", {"gtp_weight_remat_size": 2, "share_embeddings_and_output_weights": True}, True),
+        ("ML-6242", {"gtp_weight_remat_size": 2, "share_embeddings_and_output_weights": True}, True),
         ("mtp-tied-embeddings", {**TIED, "defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 0}, False),
         ("mtp-tied-embeddings", {**TIED, "defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 2}, True),
     ],

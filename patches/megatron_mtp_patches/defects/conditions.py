@@ -58,9 +58,9 @@ def masks_loss(run: Any) -> bool:
 
 
 def shares_gradient_buffer(run: Any) -> bool:
-    """True if MXFP8 parameters are gathered through the buffer of the gradients, which Megatron-FSDP does not do."""
+    """True if MXFP8 parameters are gathered through the buffer of the gradients, as a distributed Adam does it."""
     shares = run.fp8_recipe == "mxfp8" and run.fp8_param_gather and run.reuse_grad_buf_for_mxfp8_param_ag
-    return bool(shares and not run.use_megatron_fsdp)
+    return bool(shares and not (run.use_megatron_fsdp or is_layer_wise(run)))
 
 
 def loads_optimizer(run: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import is_layer_wise, pipeline_parallel
+from ..defects.conditions import expert_parallel, is_layer_wise, pipeline_parallel
 from ..defects.declare import Defect, Sign
 
 
@@ -30,7 +30,8 @@ DEFECTS = (
         "--no-overlap-p2p-communication",
         only_if="PyTorch gives the memory of a tensor back while it is being sent (a race: with NCCL it depends on "
         "PyTorch's version and on TORCH_NCCL_AVOID_RECORD_STREAMS)",
-        instead="--no-overlap-p2p-communication",
+        instead="--no-overlap-p2p-communication with more than two pipeline stages; with two, train without virtual "
+        "stages",
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="keep-outputs-until-sent",
@@ -56,10 +57,11 @@ DEFECTS = (
             run.optimizer in ("muon", "adaptive_muon", "soap", "lion")
             and not is_layer_wise(run)
             and run.num_experts
+            and expert_parallel(run) > 1
             and pipeline_parallel(run) > 1
         ),
-        when="--optimizer muon, adaptive_muon, soap or lion without --use-distributed-optimizer, with --num-experts "
-        "and --pipeline-model-parallel-size > 1",
+        when="--optimizer muon, adaptive_muon, soap or lion without --use-distributed-optimizer, with --num-experts, "
+        "--expert-model-parallel-size > 1 and --pipeline-model-parallel-size > 1",
         more_links=("NVIDIA/Megatron-LM#1515",),
         state="open",
         evidence="reproduced",

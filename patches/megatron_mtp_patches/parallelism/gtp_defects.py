@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_tensor_parallel, pipeline_parallel, repeats_a_head, tensor_parallel
+from ..defects.conditions import expert_tensor_parallel, pipeline_parallel, tensor_parallel
 from ..defects.declare import Defect, Sign
 
 _GTP = "megatron.core.tensor_parallel.generalized_tensor_parallelism"
@@ -12,6 +12,10 @@ _LAYERS = "megatron.core.tensor_parallel.layers"
 _DENSE = "--tensor-parallel-num-weight-shards greater than --tensor-model-parallel-size"
 _FLAG = f"{_DENSE}, or --expert-tensor-parallel-num-weight-shards than --expert-tensor-parallel-size"
 _INSTEAD = "leave out --tensor-parallel-num-weight-shards and --expert-tensor-parallel-num-weight-shards"
+_NOT_DENSE = "leave out --tensor-parallel-num-weight-shards"
+_WITH_GRAPHS = "--cuda-graph-impl local or transformer_engine"
+# In 0.19 others end in the error of ML-6242.
+_GRAPHS_HOLD_DECODER = "CUDA graphs capture all dense weights of the decoder"
 
 
 def _weight_shards(run: Any) -> int:
@@ -23,11 +27,21 @@ def _has_gtp(run: Any) -> bool:
     return _weight_shards(run) > 1 or (run.expert_gtp_weight_remat_size or 1) > 1
 
 
+def _captures_layers(run: Any) -> bool:
+    """True if CUDA graphs capture parts of layers, which splits the order in which weights are gathered."""
+    return run.cuda_graph_impl in ("local", "transformer_engine")
+
+
+def _is_tied(run: Any) -> bool:
+    """True if the output layer of one stage has the weight of the word embeddings."""
+    return pipeline_parallel(run) == 1 and run.untie_embeddings_and_output_weights is False
+
+
 DEFECTS = (
     Defect(
         id="ML-6080",
-        effect="Gradients of experts are reduced over the ranks of dense weights, which are not those of experts, so "
-        "copies of an expert drift apart",
+        effect="Gradients of experts are summed over the ranks that have copies of dense weights, not over those that "
+        "have copies of a part of an expert, so experts train with wrong gradients",
         severity=4,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TELinear.__init__",
@@ -65,7 +79,7 @@ DEFECTS = (
         when=_DENSE,
         only_if="two weights of one shape follow each other, as the embedding and the output layer with CUDA graphs, "
         "or where layers are recomputed",
-        instead="leave out --tensor-parallel-num-weight-shards",
+        instead=_NOT_DENSE,
         more_links=("NVIDIA/Megatron-LM#6407",),
         state="fixed on main",
         evidence="read",
@@ -90,16 +104,22 @@ DEFECTS = (
     ),
     Defect(
         id="ML-6242",
-        effect="An MTP layer that runs for several depths computes with stale weights from the second depth on",
-        severity=4,
+        effect="The first backward pass ends in a KeyError: None, because the embedding, which MTP layers or a tied "
+        "output layer use once more, breaks the order in which weights are gathered and gradients summed",
+        kind="crash",
+        severity=3,
         signs=Sign(f"{_GTP}:GTPShardedParam", has="prev_w", lacks="_prefetch_available"),
-        affects=lambda run: _has_gtp(run) and repeats_a_head(run),
-        when=f"{_FLAG}, with --mtp-use-repeated-layer and --mtp-num-layers > 1",
-        instead=_INSTEAD,
+        affects=lambda run: (
+            _weight_shards(run) > 1 and (run.mtp_num_layers or _is_tied(run)) and not _captures_layers(run)
+        ),
+        when=f"{_DENSE}, with --mtp-num-layers, or without --untie-embeddings-and-output-weights and pipeline "
+        f"parallelism, and without {_WITH_GRAPHS}",
+        only_if="the pipeline stage of MTP layers has decoder layers as well, or embeddings are tied",
+        instead=_NOT_DENSE,
         state="fixed on main",
-        evidence="read",
-        second_reading="the prefetching of 0.19.0 and main, forward and backward; what validates MTP layers and "
-        "shards; doctor with one and with several depths",
+        evidence="reproduced",
+        second_reading="the prefetching of 0.19.0 and main, forward and backward; 0.19.2 on one process in place of "
+        "two, with MTP layers and tied embeddings on one stage and several; doctor just outside",
     ),
     Defect(
         id="ML-6565",
@@ -114,19 +134,17 @@ DEFECTS = (
         affects=lambda run: (
             _weight_shards(run) > 1
             and pipeline_parallel(run) == 1
-            and (
-                run.mtp_num_layers
-                or run.untie_embeddings_and_output_weights is False
-                or run.share_embeddings_and_output_weights
-            )
+            and (run.mtp_num_layers or _is_tied(run))
+            and _captures_layers(run)
         ),
-        when=f"{_DENSE}, without pipeline parallelism, with --mtp-num-layers or without "
+        when=f"{_DENSE}, with {_WITH_GRAPHS}, without pipeline parallelism, and with --mtp-num-layers or without "
         "--untie-embeddings-and-output-weights",
-        instead="leave out --tensor-parallel-num-weight-shards",
+        only_if=f"{_GRAPHS_HOLD_DECODER}, and a step has several microbatches",
+        instead=_NOT_DENSE,
         state="fixed on main",
-        evidence="read",
+        evidence="reproduced",
         second_reading="what 0.19.0 and main hand to autograd for a shard, DDP's hook, and where embeddings ask for "
-        "zeros; doctor with tied and untied embeddings",
+        "zeros; 0.19.2 on one process in place of two, with one microbatch and two; doctor just outside",
     ),
     Defect(
         id="ML-6624",
@@ -145,7 +163,7 @@ DEFECTS = (
         ),
         when=f"{_DENSE}, with --bf16, or with --fp16 and --accumulate-allreduce-grads-in-fp32, without "
         "--grad-reduce-in-bf16",
-        instead="leave out --tensor-parallel-num-weight-shards",
+        instead=_NOT_DENSE,
         state="fixed on main",
         evidence="read",
         second_reading="linear layers of 0.19.0 and main, and the dtype of the buffer for a gradient; doctor with "
@@ -162,6 +180,7 @@ DEFECTS = (
         ),
         affects=lambda run: _weight_shards(run) > 1 and run.eval_iters,
         when=f"{_DENSE}, with --eval-iters > 0",
+        instead=_NOT_DENSE,
         state="fixed on main",
         evidence="read",
         second_reading="evaluation, and the groups that train_step uses, of 0.19.0 and main; doctor with weight shards",
@@ -190,28 +209,36 @@ DEFECTS = (
         signs=Sign(
             f"{_LAYERS}:ColumnParallelLinear.__init__", has='wrap_module_params_gtp(self, ["weight"], gtp_remat_group)'
         ),
-        affects=lambda run: _has_gtp(run) and run.save,
-        when=f"{_FLAG}, with --save",
+        affects=lambda run: _has_gtp(run) and run.save and run.ckpt_format != "torch",
+        when=f"{_FLAG}, with --save and without --ckpt-format torch",
         only_if="the model is built with process groups of its own (pg_collection)",
+        instead=_INSTEAD,
         state="fixed on main",
         evidence="read",
         second_reading="who writes a shard in 0.19.0 and on main, and the groups that layers get",
     ),
     Defect(
         id="ML-6242b",
-        effect="The gradient of a microbatch is lost for the embedding or the output layer, which MTP layers use once "
-        "more: the reduce-scatter of one use overwrites that of the other, if it still runs",
+        effect="In each microbatch the output layer keeps the gradient of one depth only, and loses those of the main "
+        "loss and of other depths, because the reduce-scatter of one use overwrites that of the use before",
         severity=4,
         signs=Sign(
             f"{_GTP}:GTPShardedParam.wgrad_reduce_scatter",
             lacks="if GTP_CONFIG.async_reduction and self._wgrad_rs_handle is not None",
         ),
-        affects=lambda run: _weight_shards(run) > 1 and run.mtp_num_layers,
-        when=f"{_DENSE}, with --mtp-num-layers",
-        only_if="a reduce-scatter takes longer than the backward pass up to the next use of its weight",
+        affects=lambda run: (
+            _weight_shards(run) > 1
+            and run.mtp_num_layers
+            and run.untie_embeddings_and_output_weights is not False
+            and _captures_layers(run)
+        ),
+        when=f"{_DENSE}, with --mtp-num-layers, --untie-embeddings-and-output-weights and {_WITH_GRAPHS}",
+        only_if=_GRAPHS_HOLD_DECODER,
         more_links=("NVIDIA/Megatron-LM#6242",),
-        instead="leave out --tensor-parallel-num-weight-shards",
+        instead=_NOT_DENSE,
         state="fixed on main",
-        evidence="read",
+        evidence="reproduced",
+        second_reading="the reduce-scatter of 0.19.0 and main, and who adds its result up; 0.19.2 on one process in "
+        "place of two; doctor just outside",
     ),
 )

@@ -25,8 +25,13 @@ def _fuses_norm_of_residual(run: Any) -> bool:
     if not run.multi_latent_attention:
         return True
     is_of_0_16 = run.mla_down_proj_fusion is None  # it has no such setting
-    has_dense_layers = not run.num_experts or run.moe_layer_freq not in (None, 1)
-    return bool(not is_of_0_16 and (has_dense_layers or run.mla_down_proj_fusion))
+    return not is_of_0_16 and bool(_has_dense_layers(run) or run.mla_down_proj_fusion)
+
+
+def _has_dense_layers(run: Any) -> bool:
+    frequency = run.moe_layer_freq or 1
+    has_some = 0 in frequency if isinstance(frequency, list) else frequency > 1
+    return not run.num_experts or has_some
 
 
 DEFECTS = (

@@ -12,10 +12,13 @@ _START_SYNC = f"{_BUFFER}:_ParamAndGradBucketGroup.start_param_sync"
 _DDP = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel"
 _DISTRIBUTED = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 _SHARED = (
-    "--fp8-recipe mxfp8 with --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag (without --use-megatron-fsdp)"
+    "--fp8-recipe mxfp8 with --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag (with --optimizer adam "
+    "and without --use-megatron-fsdp)"
 )
 # Each needs the other: without the second TransformerEngine cannot place MXFP8 parameters in a buffer.
 _NOT_SHARED = "leave out --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag"
+_SAVES_OR_EVALUATES = "--save and --save-interval, or --eval-interval and --eval-iters > 0"
+_WITHOUT_OVERLAP = "leave out --overlap-moe-expert-parallel-comm, and --delay-wgrad-compute, which needs it"
 
 
 def _gathers_late(run: Any) -> bool:
@@ -40,7 +43,7 @@ DEFECTS = (
         signs=Sign(_START_SYNC, has="self._post_param_sync()"),
         fixed_by=Sign(f"{_DDP}.reset_param_sync_dispatch_state"),
         affects=lambda run: _gathers_late(run) and _saves(run),
-        when=f"{_SHARED}, --overlap-param-gather and --save-interval",
+        when=f"{_SHARED}, --overlap-param-gather, --save and --save-interval",
         instead=_NOT_SHARED,
         more_links=("NVIDIA/Megatron-LM#5487",),
         state="fixed in 0.19.0",
@@ -54,7 +57,7 @@ DEFECTS = (
         severity=4,
         signs=Sign(_DDP, has="def start_param_sync(", lacks="def reset_param_sync_dispatch_state("),
         affects=lambda run: _gathers_late(run) and (_saves(run) or _evaluates(run)),
-        when=f"{_SHARED}, --overlap-param-gather, and --save-interval or --eval-interval",
+        when=f"{_SHARED}, --overlap-param-gather, and {_SAVES_OR_EVALUATES}",
         instead=_NOT_SHARED,
         more_links=("NVIDIA/Megatron-LM#5236",),
         state="fixed in 0.19.0",
@@ -126,10 +129,10 @@ DEFECTS = (
         id="ML-4562",
         effect="Evaluation, and a checkpoint, use MXFP8 weights that are one step old",
         kind="wrong log",
-        severity=3,
+        severity=2,
         signs=Sign(_START_SYNC, has="dist_all_gather_func(", lacks="self._post_param_sync()"),
         affects=lambda run: _gathers_late(run) and (_saves(run) or _evaluates(run)),
-        when=f"{_SHARED}, --overlap-param-gather, and --save-interval or --eval-interval",
+        when=f"{_SHARED}, --overlap-param-gather, and {_SAVES_OR_EVALUATES}",
         instead=_NOT_SHARED,
         state="fixed in 0.18.0, where ML-5236 takes its place at each save",
         evidence="read",
@@ -148,15 +151,15 @@ DEFECTS = (
         ),
         affects=lambda run: run.fp4 and run.overlap_moe_expert_parallel_comm,
         when="--fp4-format with --overlap-moe-expert-parallel-comm",
-        state="fixed in 0.19.2, open on main",
+        instead=_WITHOUT_OVERLAP,
+        state="fixed in 0.19.2, and after main of 2026-08-22",
         evidence="read",
         second_reading="sources of 0.18.2, 0.19.0 and main, and of the wheel of 0.19.2",
     ),
     Defect(
         id="ML-6135b",
         effect="The first MTP layer computes in half precision: with overlapped communication of experts it counts as "
-        "the first layer of the model, which --first-last-layers-bf16 leaves out (more MTP layers do with more "
-        "--num-layers-at-start-in-bf16)",
+        "the first layer of the model, which --first-last-layers-bf16 leaves out",
         severity=2,
         signs=Sign(
             "megatron.core.models.common.model_chunk_schedule_plan:TransformerLayerSchedulePlan.get_fp8_context",
@@ -167,19 +170,21 @@ DEFECTS = (
             run.fp8
             and run.fp8_recipe != "delayed"
             and run.first_last_layers_bf16
+            and run.num_layers_at_start_in_bf16 != 0
             and run.mtp_num_layers
             and run.overlap_moe_expert_parallel_comm
         ),
-        when="--fp8-format with --first-last-layers-bf16, --mtp-num-layers and --overlap-moe-expert-parallel-comm",
-        only_if="--num-layers-at-start-in-bf16 is not 0",
-        state="fixed in 0.19.2, open on main",
+        when="--fp8-format and --fp8-recipe other than delayed, with --first-last-layers-bf16, "
+        "--num-layers-at-start-in-bf16 > 0 (as by default), --mtp-num-layers and --overlap-moe-expert-parallel-comm",
+        instead=_WITHOUT_OVERLAP,
+        state="fixed in 0.19.2, and after main of 2026-08-22",
         evidence="read",
         second_reading="sources of 0.18.2, 0.19.0 and main, and of the wheel of 0.19.2",
     ),
     Defect(
         id="ML-2604",
         effect="--fp4-format has no effect in a hybrid model, which computes in half precision",
-        severity=2,
+        severity=3,
         signs=Sign("megatron.core.ssm.mamba_block:MambaStack.forward", has="use_inner_fp8_context", lacks="fp4"),
         affects=lambda run: run.fp4 and is_hybrid(run),
         when="a hybrid model with --fp4-format",

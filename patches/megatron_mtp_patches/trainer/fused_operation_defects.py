@@ -9,12 +9,23 @@ from ..defects.declare import Defect, Sign
 
 _TE = "megatron.core.extensions.transformer_engine"
 _FUSED_MLA = "megatron.core.transformer.multi_latent_attention:FusedMLASelfAttention"
-_IN_GPT = "--mla-down-proj-fusion in a GPT with --transformer-impl transformer_engine"
+_IN_GPT = (
+    "--mla-down-proj-fusion in a GPT with --transformer-impl transformer_engine and without "
+    "--experimental-attention-variant dsa"
+)
 
 
 def _fuses_down_projection(run: Any) -> bool:
     """True if MLA has one down projection; up to 0.18 hybrid models do not read the setting."""
-    return bool(run.mla_down_proj_fusion and run.transformer_impl != "local" and not layers_of_hybrid(run))
+    has_unfused_layers = run.experimental_attention_variant == "dsa" or layers_of_hybrid(run)
+    has_transformer_engine = run.transformer_impl in (None, "transformer_engine")
+    return bool(run.mla_down_proj_fusion and has_transformer_engine and not has_unfused_layers)
+
+
+def _fuses_dense_layers(run: Any) -> bool:
+    """True if the trainer hands its setting to dense layers, as Megatron's own has done since 0.19."""
+    is_before_0_19 = run.gtp_weight_remat_size is None  # it has no such argument
+    return bool(run.use_transformer_engine_op_fuser and not (run.is_of_megatron_trainer and is_before_0_19))
 
 
 DEFECTS = (
@@ -48,16 +59,16 @@ DEFECTS = (
         severity=3,
         signs=Sign(f"{_TE}:TEFusedMLP._register_hooks_on_fused_impl", has="for submodule in self.modules():"),
         affects=lambda run: (
-            run.use_transformer_engine_op_fuser
+            _fuses_dense_layers(run)
             and run.overlap_param_gather
             and not run.use_megatron_fsdp
             and not run.num_experts
             and not is_hybrid(run)
         ),
         when="--use-transformer-engine-op-fuser with --overlap-param-gather, in a GPT without --num-experts and "
-        "--use-megatron-fsdp",
-        only_if="the gather ends too late (a race) and dense layers are fused, as Megatron's own trainer "
-        "does from 0.19 on",
+        "--use-megatron-fsdp (before 0.19 not in Megatron's own trainer, which does not fuse dense layers)",
+        only_if="the gather ends too late (a race) and dense layers are fused, as Megatron-Bridge and, from 0.19 on, "
+        "Megatron's own trainer do",
         instead="leave out --use-transformer-engine-op-fuser",
         state="fixed on main",
         evidence="reproduced",
@@ -81,8 +92,12 @@ DEFECTS = (
             and run.use_transformer_engine_op_fuser
             and run.num_experts
             and run.moe_grouped_gemm
+            and run.fp8
+            and run.fp8_recipe == "mxfp8"
+            and expert_tensor_parallel(run) == 1
         ),
-        when="--moe-single-grouped-weight with --use-transformer-engine-op-fuser, --num-experts and --moe-grouped-gemm",
+        when="--moe-single-grouped-weight with --use-transformer-engine-op-fuser, --num-experts, --moe-grouped-gemm, "
+        "--fp8-format, --fp8-recipe mxfp8 and --expert-tensor-parallel-size 1 (Megatron refuses others)",
         only_if="TransformerEngine does not ignore --moe-single-grouped-weight, as newer ones do unless "
         "NVTE_GROUPED_LINEAR_SINGLE_PARAM=1 is set",
         instead="leave out --moe-single-grouped-weight",
