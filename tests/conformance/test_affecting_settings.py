@@ -10,13 +10,10 @@ from megatron_mtp_patches.doctor.findings import RunSettings
 pytestmark = pytest.mark.forked("python")
 
 PARSED = {"yaml_cfg": None}  # by Megatron's own parser, so its own trainer trains
-REPEATED = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}
 GRAPHS = {"cuda_graph_impl": "local"}
 OVERLAPPED = {"overlap_grad_reduce": True}
 PACKED = {"sft": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 SHARDED = {"gtp_weight_remat_size": 2, "num_experts": 4}  # weights over more ranks than their product
-CAPTURED = {**SHARDED, "cuda_graph_impl": "local"}
-TIED, UNTIED = ({"untie_embeddings_and_output_weights": is_untied} for is_untied in (False, True))
 SHARDED_EXPERTS = {**SHARDED, "expert_gtp_weight_remat_size": 4}
 FSDP_TIED = {"use_megatron_fsdp": True, "untie_embeddings_and_output_weights": False}
 HEADS_TIED = {"untie_embeddings_and_output_weights": False, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}
@@ -110,18 +107,6 @@ FUSED_EXPERTS = {
         ("ML-6080", {**SHARDED_EXPERTS, "gtp_weight_remat_size": 4}, False),
         ("ML-6080", {**SHARDED_EXPERTS, "expert_gtp_weight_remat_size": 1}, False),
         ("ML-6080", {**SHARDED_EXPERTS, "tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}, False),
-        ("ML-6242", {**SHARDED, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}, True),
-        ("ML-6242", {**SHARDED, **TIED}, True),
-        ("ML-6242", {**SHARDED, **TIED, "pipeline_model_parallel_size": 2}, False),
-        ("ML-6242", {**CAPTURED, "mtp_num_layers": 1}, False),
-        ("ML-6565", {**CAPTURED, **TIED}, True),
-        ("ML-6565", {**CAPTURED, "mtp_num_layers": 1}, True),
-        ("ML-6565", {**CAPTURED, **UNTIED}, False),
-        ("ML-6565", {**CAPTURED, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}, False),
-        ("ML-6565", {**SHARDED, **TIED}, False),
-        ("ML-6242b", {**CAPTURED, **UNTIED, "mtp_num_layers": 1}, True),
-        ("ML-6242b", {**CAPTURED, **TIED, "mtp_num_layers": 1}, False),
-        ("ML-6242b", {**SHARDED, **UNTIED, "mtp_num_layers": 1}, False),
         ("fsdp-tied-embeddings", {"use_megatron_fsdp": True, "share_embeddings_and_output_weights": True}, True),
         ("fsdp-tied-embeddings", {**FSDP_TIED, "gradient_accumulation_fusion": False}, False),
         ("fsdp-tied-embeddings", {**FSDP_TIED, "use_megatron_fsdp": False}, False),

@@ -44,6 +44,9 @@ UNINITIALIZED = {"perform_initialization": False, "tensor_model_parallel_size": 
 READ_DOCUMENTS = {"reset_attention_mask": True, "bf16": True, "attention_backend": "unfused"}
 SKIPS = {"grad_norm_skip_threshold": 10.0}
 FP16_HEADS = {"mtp_num_layers": 1, "fp16": True}
+GTP = {"gtp_weight_remat_size": 2}  # weights over more ranks than their product
+GTP_GRAPHS = {**GTP, "cuda_graph_impl": "local"}
+SHARED, UNTIED = ({"untie_embeddings_and_output_weights": is_untied} for is_untied in (False, True))
 TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embeddings_and_output_weights": False}
 
 
@@ -143,7 +146,19 @@ TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embedding
         ("ML-6616", {**MUON, "use_layer_wise_distributed_optimizer": True}, False),
         ("ML-6624", {**SHARDS, "fp16": True}, True),
         ("ML-6624", {**SHARDS, "bf16": True, "accumulate_allreduce_grads_in_fp32": False}, False),
-        ("ML-6242", {"gtp_weight_remat_size": 2, "share_embeddings_and_output_weights": True}, True),
+        ("ML-6242", {**GTP, "share_embeddings_and_output_weights": True}, True),
+        ("ML-6242", {**GTP, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}, True),
+        ("ML-6242", {**GTP, **SHARED}, True),
+        ("ML-6242", {**GTP, **SHARED, "pipeline_model_parallel_size": 2}, False),
+        ("ML-6242", {**GTP_GRAPHS, "mtp_num_layers": 1}, False),
+        ("ML-6565", {**GTP_GRAPHS, **SHARED}, True),
+        ("ML-6565", {**GTP_GRAPHS, "mtp_num_layers": 1}, True),
+        ("ML-6565", {**GTP_GRAPHS, **UNTIED}, False),
+        ("ML-6565", {**GTP_GRAPHS, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}, False),
+        ("ML-6565", {**GTP, **SHARED}, False),
+        ("ML-6242b", {**GTP_GRAPHS, **UNTIED, "mtp_num_layers": 1}, True),
+        ("ML-6242b", {**GTP_GRAPHS, **SHARED, "mtp_num_layers": 1}, False),
+        ("ML-6242b", {**GTP, **UNTIED, "mtp_num_layers": 1}, False),
         ("mtp-tied-embeddings", {**TIED, "defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 0}, False),
         ("mtp-tied-embeddings", {**TIED, "defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 2}, True),
     ],

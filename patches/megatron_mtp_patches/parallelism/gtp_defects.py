@@ -42,7 +42,7 @@ DEFECTS = (
         id="ML-6080",
         effect="Gradients of experts are summed over the ranks that have copies of dense weights, not over those that "
         "have copies of a part of an expert, so experts train with wrong gradients",
-        severity=4,
+        severity=3,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TELinear.__init__",
             has="gtp",
@@ -82,9 +82,10 @@ DEFECTS = (
         instead=_NOT_DENSE,
         more_links=("NVIDIA/Megatron-LM#6407",),
         state="fixed on main",
-        evidence="read",
+        evidence="reproduced",
         second_reading="which buffers weights of 0.19.0 and main are gathered into, in forward passes and in "
-        "recomputation; doctor with shards of dense weights and of experts alone",
+        "recomputation; 0.19.2 on one process in place of two, with two weights of one shape; "
+        "doctor with shards of dense weights and of experts alone",
     ),
     Defect(
         id="ML-6388",
@@ -125,7 +126,7 @@ DEFECTS = (
         id="ML-6565",
         effect="A placeholder whose memory is not set to zero is added to the gradient of the word embeddings, which "
         "gets whatever that memory holds",
-        severity=4,
+        severity=3,
         signs=Sign(
             f"{_GTP}:GTPShardedParam",
             has="get_dummy_wgrad(list(param.main_grad.shape), param.dtype)",
@@ -221,7 +222,7 @@ DEFECTS = (
         id="ML-6242b",
         effect="In each microbatch the output layer keeps the gradient of one depth only, and loses those of the main "
         "loss and of other depths, because the reduce-scatter of one use overwrites that of the use before",
-        severity=4,
+        severity=3,
         signs=Sign(
             f"{_GTP}:GTPShardedParam.wgrad_reduce_scatter",
             lacks="if GTP_CONFIG.async_reduction and self._wgrad_rs_handle is not None",
