@@ -110,8 +110,11 @@ LAYERS_LAID_OUT = {
         ("ML-5916b", DEALT_OUT, True),
         ("ML-5916b", WHOLE, False),
         ("ML-5916b", {**DEALT_OUT, "transformer_impl": "local"}, True),  # its row-parallel biases
+        ("ML-5916b", {**DEALT_OUT, "bias_dropout_fusion": True}, False),  # refused
+        ("ML-5916b", {**DEALT_OUT, "moe_grouped_gemm": False, "bias_dropout_fusion": True}, True),
         ("ML-6099", {**DEALT_OUT, "optimizer": "dist_muon"}, True),
-        ("ML-6099", {**WHOLE, "optimizer": "dist_muon"}, False),
+        ("ML-6099", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 2}, True),
+        ("ML-6099", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 1}, False),
     ],
 )
 def test_a_run_and_one_just_outside(find_affecting, id, run, is_affected):

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_parallel, expert_tensor_parallel, is_layer_wise, tensor_parallel
+from ..defects.conditions import (
+    context_parallel,
+    data_parallel,
+    expert_parallel,
+    expert_tensor_parallel,
+    is_layer_wise,
+    tensor_parallel,
+)
 from ..defects.declare import Defect, Sign
 
 _MARKS_NO_EXPERTS = (
@@ -30,15 +37,28 @@ _IS_DUPLICATE = f"{_LAYERS}:param_is_not_tensor_parallel_duplicate"
 
 
 def _has_biases(run: Any) -> bool:
-    """True if these experts have biases, which Megatron refuses if it splits each expert."""
-    return bool(_splits(run) and run.add_bias_linear and run.expert_tensor_parallel_size == 1)
+    """True if experts have biases and tensor-parallel ranks different experts, or replicas of one.
+
+    Megatron refuses biases if it splits each expert, and those of grouped experts beside a fused dropout.
+    """
+    is_grouped = run.moe_grouped_gemm and run.transformer_impl != "local"
+    is_refused = run.expert_tensor_parallel_size != 1 or (is_grouped and run.bias_dropout_fusion)
+    return bool(run.num_experts and tensor_parallel(run) > 1 and run.add_bias_linear and not is_refused)
+
+
+def _deals_out(run: Any) -> bool:
+    """True if tensor-parallel ranks update different parameters of experts, where ranks share out whole parameters.
+
+    They share none out if each dense layer has one replica.
+    """
+    return expert_parallel(run) > 1 or data_parallel(run) * context_parallel(run) > 1
 
 
 DEFECTS = (
     Defect(
         "ML-5916",
-        "The gradient norm leaves out the experts of all tensor-parallel ranks but the first, so gradients are clipped "
-        "too little",
+        "The gradient norm leaves out the experts of all tensor-parallel ranks but the first, so the log shows too "
+        "small a norm and, with --clip-grad above 0, as by default, gradients are clipped too little",
         severity=4,
         signs=_MARKS_NO_EXPERTS,
         affects=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
@@ -55,12 +75,13 @@ DEFECTS = (
     Defect(
         "ML-5916b",
         "The gradient norm leaves out the biases of the experts of all tensor-parallel ranks but the first (with "
-        "--transformer-impl local those of their second layers), so gradients are clipped too little",
+        "--transformer-impl local those of their second layers), so the log shows too small a norm and, with "
+        "--clip-grad above 0, as by default, gradients are clipped too little",
         severity=3,
         signs=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),
-        affects=_has_biases,
-        when="--num-experts with biases, --tensor-model-parallel-size > 1, --expert-tensor-parallel-size 1 and "
-        "--expert-model-parallel-size > 1",
+        affects=lambda run: _splits(run) and _has_biases(run),
+        when="--num-experts with biases (which --moe-grouped-gemm allows with --no-bias-dropout-fusion), "
+        "--tensor-model-parallel-size > 1, --expert-tensor-parallel-size 1 and --expert-model-parallel-size > 1",
         state="fixed in 0.19.0",
         evidence="reproduced",
         instead="--disable-bias-linear",
@@ -68,30 +89,30 @@ DEFECTS = (
         seen_by="norm",
         second_reading="linear layers of experts of 0.16.1 to 0.19.0, those of Megatron as well, and of "
         "TransformerEngine 2.16; the commit of #5916; its program on 0.18.2 and 0.19.2, with local experts, too; "
-        "doctor of 0.17.1 and 0.18.2 under its flags and just outside",
+        "which biases grouped experts refuse; doctor of 0.17.1 and 0.18.2 under its flags and just outside",
     ),
     Defect(
         "ML-6099",
-        "The gradient norm of dist_muon leaves out the biases of the experts' second layers of all tensor-parallel "
-        "ranks but the first, so gradients are clipped too little",
+        "The gradient norm of layer-wise optimizers leaves out the biases of experts' second layers that other "
+        "tensor-parallel ranks than the first update, so the log shows too small a norm and, with --clip-grad above 0, "
+        "as by default, gradients are clipped too little",
         severity=3,
         signs=Sign(
             "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__", lacks="'expt_tp'"
         ),
         fixed_by=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),  # where ML-5916b says it of all optimizers
-        affects=lambda run: _has_biases(run) and is_layer_wise(run),
-        when="--optimizer dist_muon (or another layer-wise one) with --num-experts, biases, "
-        "--tensor-model-parallel-size > 1, "
-        "--expert-tensor-parallel-size 1 and --expert-model-parallel-size > 1",
-        only_if="--no-use-layer-wise-param-layout is given where Megatron has it, as in 0.19: such biases end in an "
-        "AssertionError otherwise",
+        affects=lambda run: _has_biases(run) and _deals_out(run) and is_layer_wise(run),
+        when="--optimizer dist_muon, or another layer-wise one, with --num-experts, biases (which --moe-grouped-gemm "
+        "allows with --no-bias-dropout-fusion), --tensor-model-parallel-size > 1, --expert-tensor-parallel-size 1 and "
+        "--expert-model-parallel-size > 1 or data or context parallelism",
         state="fixed on main",
         evidence="reproduced",
         instead="--disable-bias-linear",
         patch="count-experts-in-grad-norm",
         seen_by="norm",
-        second_reading="the commit of #5916, which it completes; its program on 0.19.2; doctor under its flags and "
-        "just outside",
+        second_reading="the commit of #5916, which it completes; layer-wise optimizers of 0.18.2, 0.19.0 and main; "
+        "pretrain_gpt.py of 0.19.0, which gives them no layout of buffers; its program on 0.19.2, and with EP 1 and 2 "
+        "on two and four ranks; doctor under its flags and just outside",
     ),
     Defect(
         "ML-5916c",
