@@ -103,6 +103,9 @@ LAYERS_LAID_OUT = {
         ("ML-5222", {**SHARDED, "fsdp_double_buffer": True}, True),
         ("ML-5222", {**SHARDED, "nccl_ub": True}, False),  # refused without the double buffer
         ("ML-5222", {**SHARDED, "fsdp_double_buffer": False}, False),
+        ("ML-1555", NO_LOSS, True),
+        ("ML-1555", AUX_LOSS, False),
+        ("ML-1555", {**NO_LOSS, "moe_router_load_balancing_type": "none"}, False),
         ("ML-5916", DEALT_OUT, True),
         ("ML-5916", {**SPLIT, "expert_tensor_parallel_size": 2}, True),
         ("ML-5916", WHOLE, False),

@@ -116,7 +116,8 @@ DEFECTS = (
         only_if="Megatron is 0.19 or newer, the run is in fp32 or fp16, or --grad-reduce-in-bf16 is given, which "
         "before 0.19 is --megatron-fsdp-grad-comm-dtype bf16 as well",
         instead="set --megatron-fsdp-grad-comm-dtype and --megatron-fsdp-main-grads-dtype to the same type",
-        state="open",
+        more_links=("NVIDIA/Megatron-LM#6773",),
+        state="fixed after main of 2026-08-22",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
         unless=RECOMPUTES_DEPTHS,

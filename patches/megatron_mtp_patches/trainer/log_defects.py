@@ -17,6 +17,14 @@ def _keeps_main_params_inside(run: Any) -> bool:
     )
 
 
+def _balances_without_weight(run: Any) -> bool:
+    """True if a loss that balances experts has the coefficient 0."""
+    named = run.moe_router_load_balancing_type
+    names = named if isinstance(named, (list, tuple)) else [named]
+    has_loss = {"aux_loss", "seq_aux_loss", "global_aux_loss"}.intersection(names)
+    return bool(run.num_experts and has_loss and not has_any_aux_loss(run))
+
+
 DEFECTS = (
     Defect(
         id="ML-3388",
@@ -88,17 +96,17 @@ DEFECTS = (
     ),
     Defect(
         id="ML-1555",
-        effect="A loss of 0 is not printed",
+        effect="A loss of exactly 0 is not printed, as the one that balances experts is where its coefficient is 0",
         kind="wrong log",
         severity=1,
         signs=Sign(f"{_TRAINING}:training_log", has="if avg > 0.0:"),
-        affects=has_any_aux_loss,
-        when="--num-experts with --moe-aux-loss-coeff above 0, and --moe-router-load-balancing-type aux_loss (the "
-        "default), seq_aux_loss or global_aux_loss",
-        only_if="a loss is exactly 0",
+        affects=_balances_without_weight,
+        when="--num-experts with --moe-router-load-balancing-type aux_loss (the default), seq_aux_loss or "
+        "global_aux_loss, without --moe-aux-loss-coeff",
         state="fixed in 0.17.0",
         evidence="reproduced",
-        second_reading="the log of 0.16.1 and 0.17.1; the commit of #1555",
+        second_reading="the log, the MoE losses in it and routers without coefficients of 0.16.1; the log of 0.17.1; "
+        "the commit of #1555; its program; doctor of 0.16.1 under its flags and just outside",
     ),
     Defect(
         id="weight-norm-before-gather",
@@ -146,8 +154,9 @@ DEFECTS = (
     ),
     Defect(
         id="ML-7174",
-        effect="The first validation ends in a TypeError, because the number of its steps is broadcast as a number and "
-        "read as a list",
+        effect="The run ends in a TypeError: at its first validation, because the number of its steps is broadcast as "
+        "a number and read as a list, or before its first step where ranks have no validation data, as with tensor "
+        "parallelism or more than two pipeline stages",
         kind="crash",
         severity=3,
         signs=Sign(
@@ -157,9 +166,11 @@ DEFECTS = (
         affects=lambda run: run.full_validation and not run.multiple_validation_sets and run.is_of_megatron_trainer,
         when="--full-validation without --multiple-validation-sets",
         instead="leave out --full-validation, and set --eval-interval and --eval-iters",
+        more_links=("NVIDIA/Megatron-LM#7177",),
         state="open",
         evidence="reproduced",
-        second_reading="validation, and how its samples are counted, of 0.16.1, 0.17.1, 0.18.2 and main, with several "
-        "sets and a test set as well",
+        second_reading="the validation, the loaders of data, how samples are counted and the ranks that have some in "
+        "0.16.1, 0.17.1, 0.18.2, 0.19.0 and main; the threads of #7174 and #7177; what --multiple-validation-sets does "
+        "on middle pipeline stages and to a test set (an error as well)",
     ),
 )
