@@ -20,6 +20,13 @@ SHARDED = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_
 SPLIT = {"num_experts": 4, "moe_grouped_gemm": True, "tensor_model_parallel_size": 2, "add_bias_linear": True}
 WHOLE = {**SPLIT, "expert_tensor_parallel_size": 1}  # each tensor-parallel rank has a copy of each expert
 DEALT_OUT = {**WHOLE, "expert_model_parallel_size": 2}
+ONE_EXPERT_A_RANK = {
+    "num_experts": 4,
+    "expert_model_parallel_size": 4,
+    "overlap_moe_expert_parallel_comm": True,
+    "moe_token_dispatcher_type": "alltoall",
+}
+SIGMOID = {"num_experts": 4, "moe_router_score_function": "sigmoid", "bf16": True}
 HEADS = {"mtp_num_layers": 1}
 RECOMPUTED = {**HEADS, "recompute_granularity": "full"}
 FSDP = {"use_megatron_fsdp": True}
@@ -51,6 +58,7 @@ RECOMPUTED_DEPTHS = {
 }
 OF_MODELOPT = {"hybrid_layer_pattern": "M*", "norm_epsilon": 1e-6, "modelopt_enabled": True}
 CLAMPED = {"swiglu": True, "activation_func_clamp_value": 7.0, "bias_swiglu_fusion": True}
+UNFUSED = {**CLAMPED, "bias_swiglu_fusion": False}
 SHARED = {"fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}
 LOADS_MAIN_PARAMS = {
     "load": "x",
@@ -106,6 +114,13 @@ LAYERS_LAID_OUT = {
         ("ML-1555", NO_LOSS, True),
         ("ML-1555", AUX_LOSS, False),
         ("ML-1555", {**NO_LOSS, "moe_router_load_balancing_type": "none"}, False),
+        ("ML-5940", {**UNFUSED, "moe_shared_expert_intermediate_size": 64}, False),
+        ("ML-5940", {**UNFUSED, "moe_shared_expert_overlap": True}, True),
+        ("ML-5940", {**UNFUSED, "use_te_activation_func": True}, True),
+        ("ML-3164", ONE_EXPERT_A_RANK, True),
+        ("ML-3164", {**ONE_EXPERT_A_RANK, "expert_tensor_parallel_size": 2}, False),
+        ("ML-3673", SIGMOID, True),
+        ("ML-3673", {**SIGMOID, "moe_router_load_balancing_type": "sinkhorn"}, False),
         ("ML-5916", DEALT_OUT, True),
         ("ML-5916", {**SPLIT, "expert_tensor_parallel_size": 2}, True),
         ("ML-5916", WHOLE, False),

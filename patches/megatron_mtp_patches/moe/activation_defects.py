@@ -14,26 +14,26 @@ def _clamps_swiglu(run: Any) -> bool:
 
 
 def _clamps_everywhere(run: Any) -> bool:
-    """True if no fused kernel computes SwiGLU, and no layer without a clamp of its own."""
+    """True if no fused kernel computes SwiGLU, and no layer that has no clamp."""
     is_fused = run.bias_activation_fusion if run.bias_swiglu_fusion is None else run.bias_swiglu_fusion
-    is_fused = is_fused or run.use_transformer_engine_op_fuser
-    has_shared_experts = run.moe_shared_expert_intermediate_size is not None
-    return not (is_fused or has_shared_experts or run.moe_use_legacy_grouped_gemm)
+    is_fused = is_fused or run.use_te_activation_func or run.use_transformer_engine_op_fuser
+    return not (is_fused or run.moe_shared_expert_overlap)
 
 
 DEFECTS = (
     Defect(
         id="ML-5940",
         effect="The clamp of SwiGLU's inputs is left out silently wherever a fused kernel computes SwiGLU, as it does "
-        "by default, and in shared experts",
+        "by default, and in shared experts that overlap with communication",
         severity=3,
         signs=Sign("megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl", lacks="clamp_value"),
         affects=lambda run: _clamps_swiglu(run) and not _clamps_everywhere(run),
         when="--swiglu with --activation-func-clamp-value, without --no-bias-swiglu-fusion, or with "
-        "--moe-shared-expert-intermediate-size, --use-transformer-engine-op-fuser or --moe-use-legacy-grouped-gemm",
-        instead="add --no-bias-swiglu-fusion, and leave the operation fuser and the legacy grouped GEMM out; shared "
-        "experts clamp in no run",
+        "--moe-shared-expert-overlap, --use-te-activation-func or --use-transformer-engine-op-fuser",
+        instead="add --no-bias-swiglu-fusion, and leave those flags out",
         state="fixed on main",
         evidence="reproduced",
+        second_reading="dense layers, experts, shared experts and the fused layers of 0.16.1, 0.18.2, 0.19.0 and main; "
+        "its program on 0.18.2; doctor under its flags and just outside",
     ),
 )

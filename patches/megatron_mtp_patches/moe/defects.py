@@ -23,6 +23,11 @@ def _rounds_router(run: Any) -> bool:
     return bool(run.num_experts and not run.moe_router_dtype and not run.moe_router_fusion and (run.bf16 or run.fp16))
 
 
+def _balances_by_sinkhorn(run: Any) -> bool:
+    """True if routers choose experts by Sinkhorn's algorithm, which refuses a loss that balances them."""
+    return "sinkhorn" in (run.moe_router_load_balancing_type or "") and not run.moe_aux_loss_coeff
+
+
 def _captures_router(run: Any) -> bool:
     """True if Megatron's own CUDA graphs capture the router, and the experts run between two of them."""
     return bool(
@@ -35,7 +40,7 @@ def _transposes_router_gradients(run: Any) -> bool:
 
     An unfused permutation gives the probabilities such a gradient, which a sigmoid passes on and a softmax does not.
     """
-    passes_on = "sinkhorn" in (run.moe_router_load_balancing_type or "") and run.moe_router_topk == 1
+    passes_on = _balances_by_sinkhorn(run) and run.moe_router_topk == 1
     if run.moe_token_dispatcher_type == "alltoall":
         return bool(run.num_experts and passes_on and not run.moe_permute_fusion)
     gathers = run.moe_token_dispatcher_type in (None, "allgather")
@@ -54,10 +59,12 @@ DEFECTS = (
             has="scores = torch.sigmoid(logits.float()).type_as(logits)",
         ),
         affects=lambda run: (
-            _rounds_router(run) and (run.moe_router_score_function == "sigmoid" or run.moe_router_pre_softmax)
+            _rounds_router(run)
+            and (run.moe_router_score_function == "sigmoid" or run.moe_router_pre_softmax)
+            and not _balances_by_sinkhorn(run)
         ),
         when="--moe-router-score-function sigmoid or --moe-router-pre-softmax with --bf16 or --fp16, without "
-        "--moe-router-dtype and --moe-router-fusion",
+        "--moe-router-dtype, --moe-router-fusion and --moe-router-load-balancing-type sinkhorn",
         instead="add --moe-router-dtype fp32",
         state="fixed in 0.18.0",
         evidence="reproduced",
@@ -208,15 +215,16 @@ DEFECTS = (
             run.overlap_moe_expert_parallel_comm
             and run.num_experts
             and run.num_experts == expert_parallel(run)
+            and expert_tensor_parallel(run) == 1
             and run.moe_token_dispatcher_type == "alltoall"
             and not has_low_precision(run)
         ),
-        when="--overlap-moe-expert-parallel-comm with --moe-token-dispatcher-type alltoall and as many "
-        "expert-parallel ranks as experts",
+        when="--overlap-moe-expert-parallel-comm with --moe-token-dispatcher-type alltoall, as many expert-parallel "
+        "ranks as experts and expert tensor parallelism 1, without fp8 and fp4",
         instead="use an --expert-model-parallel-size with two or more experts per rank",
         state="fixed in 0.17.0",
         evidence="reproduced",
-        second_reading="scheduled layers of 0.16.1 and 0.17.1, and the condition of the fix",
+        second_reading="scheduled layers and dispatchers of 0.16.1 and 0.17.1, and the condition of the fix",
     ),
     Defect(
         id="ML-5442",
@@ -245,9 +253,9 @@ DEFECTS = (
             lacks="contiguous()",
         ),
         affects=lambda run: _transposes_router_gradients(run) and run.moe_router_dtype != "fp64",
-        when="--moe-router-load-balancing-type sinkhorn with --moe-router-topk 1, without --moe-router-dtype fp64, and "
-        "--moe-token-dispatcher-type alltoall without --moe-permute-fusion, or allgather with "
-        "--expert-model-parallel-size and --expert-tensor-parallel-size 1",
+        when="--moe-router-load-balancing-type sinkhorn with --moe-router-topk 1, without --moe-aux-loss-coeff and "
+        "--moe-router-dtype fp64, and --moe-token-dispatcher-type alltoall without --moe-permute-fusion, or allgather "
+        "with --expert-model-parallel-size and --expert-tensor-parallel-size 1",
         only_if="TransformerEngine is installed, for 0.16 in a version before 2.10",
         instead="add --moe-router-dtype fp64",
         evidence="reproduced",
@@ -262,8 +270,8 @@ DEFECTS = (
         kind="hang",
         severity=3,
         signs=Sign(f"{_MOE_UTILS}:sinkhorn", has="while error > tol", lacks=("range(", "max_iter")),
-        affects=lambda run: run.num_experts and "sinkhorn" in (run.moe_router_load_balancing_type or ""),
-        when="--moe-router-load-balancing-type sinkhorn",
+        affects=lambda run: run.num_experts and _balances_by_sinkhorn(run),
+        when="--moe-router-load-balancing-type sinkhorn without --moe-aux-loss-coeff",
         only_if="the logits of an expert are lower than the others by about 8 or more",
         instead="use another --moe-router-load-balancing-type",
         evidence="reproduced",

@@ -106,7 +106,7 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         second_reading="the log, the MoE losses in it and routers without coefficients of 0.16.1; the log of 0.17.1; "
-        "the commit of #1555; its program; doctor of 0.16.1 under its flags and just outside",
+        "the commit of #1555; its program; cases of its predicate",
     ),
     Defect(
         id="weight-norm-before-gather",
