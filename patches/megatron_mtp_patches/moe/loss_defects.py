@@ -53,8 +53,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-7481",
-        effect="With a padding mask the gradients of the MoE auxiliary losses are TP x CP times too large, that of "
-        "global_aux_loss TP x CP x DP times",
+        effect="With a padding mask the gradients of the MoE auxiliary losses are TP x CP times as large as without one, "
+        "that of global_aux_loss TP x CP x DP times",
         severity=4,
         signs=Sign(
             f"{_MOE_UTILS}:get_tokens_per_expert_and_token_count",
@@ -140,7 +140,7 @@ DEFECTS = (
     Defect(
         id="z-loss-of-repeated-layer",
         effect="The z loss of a repeated MTP layer trains its router once for each pass, so the gradient is "
-        "--mtp-num-layers times that of the mean over the passes, which the log shows",
+        "--mtp-num-layers times that of the mean over the passes",
         severity=3,
         signs=Sign(  # it divides after it has attached the loss to the logits
             _Z_LOSS,
