@@ -26,6 +26,12 @@ ONE_EXPERT_A_RANK = {
     "overlap_moe_expert_parallel_comm": True,
     "moe_token_dispatcher_type": "alltoall",
 }
+SPLIT_MASK = {
+    **AUX_LOSS,
+    "sequence_parallel": True,
+    "tensor_model_parallel_size": 2,
+    "pipeline_model_parallel_size": 2,
+}
 SIGMOID = {"num_experts": 4, "moe_router_score_function": "sigmoid", "bf16": True}
 HEADS = {"mtp_num_layers": 1}
 RECOMPUTED = {**HEADS, "recompute_granularity": "full"}
@@ -117,6 +123,12 @@ LAYERS_LAID_OUT = {
         ("ML-5940", {**UNFUSED, "moe_shared_expert_intermediate_size": 64}, False),
         ("ML-5940", {**UNFUSED, "moe_shared_expert_overlap": True}, True),
         ("ML-5940", {**UNFUSED, "use_te_activation_func": True}, True),
+        ("z-loss-of-repeated-layer", {**Z_LOSS, **REPEATED}, True),
+        ("z-loss-of-repeated-layer", {**Z_LOSS, **REPEATED, "num_layers": 2, "moe_layer_freq": [1, 0]}, False),
+        ("mtp-heads-without-padding-mask", {**AUX_LOSS, **HEADS, "num_layers": 2, "moe_layer_freq": [1, 0]}, False),
+        ("hybrid-mtp-without-padding-mask", {**AUX_LOSS, **HEADS, "hybrid_layer_pattern": "M*E/M*"}, False),
+        ("ML-5563", {**SPLIT_MASK, "overlap_moe_expert_parallel_comm": True}, False),
+        ("ML-5563", SPLIT_MASK, True),
         ("ML-3164", ONE_EXPERT_A_RANK, True),
         ("ML-3164", {**ONE_EXPERT_A_RANK, "expert_tensor_parallel_size": 2}, False),
         ("ML-3673", SIGMOID, True),
@@ -261,7 +273,8 @@ def test_what_needs_a_padding_mask_is_not_met_in_trainers_that_give_none(find_af
     run |= {"moe_z_loss_coeff": 0.1, "calculate_per_token_loss": True, "overlap_moe_expert_parallel_comm": True}
     run |= {"sequence_parallel": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
     run |= {"mtp_num_layers": 1}
-    others = ({"hybrid_layer_pattern": "M*ME"}, {"calculate_per_token_loss": False})
+    others = ({"hybrid_layer_pattern": "M*E/*E"}, {"calculate_per_token_loss": False})
+    others = (*others, {"overlap_moe_expert_parallel_comm": False})
     runs = [run, *({**run, **one} for one in (*others, {"moe_router_load_balancing_type": "quantile_balancing"}))]
 
     def find(**more):

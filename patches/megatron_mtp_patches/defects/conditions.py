@@ -125,6 +125,26 @@ RECOMPUTES_DEPTHS = Gap(
 )
 
 
+def experts_of_hybrid_head(run: Any) -> str:
+    """The layers of a hybrid model's head up to its last one with experts; '' where it has none."""
+    _, _, heads = (run.hybrid_layer_pattern or "").partition("/")
+    before, experts, _ = heads.partition("/")[0].rpartition("E")
+    return before + experts
+
+
+def heads_have_experts(run: Any) -> bool:
+    """True if the MTP heads have experts; those of a GPT do if its last layer, which they are like, has some."""
+    if not (run.num_experts and run.mtp_num_layers) or run.hybrid_layer_pattern:
+        return bool(run.num_experts and run.mtp_num_layers and experts_of_hybrid_head(run))
+    frequency = run.moe_layer_freq
+    if isinstance(frequency, str):  # "2" or "([0]*1+[1]*23)": a configuration that Megatron's parser has not read
+        last = frequency.rpartition("[")[2].partition("]")[0].split(",")[-1:]
+        frequency = last if "[" in frequency else int(frequency)
+    if isinstance(frequency, (list, tuple)):
+        return bool(int(frequency[-1]))
+    return ((run.num_layers or 1) - 1) % (frequency or 1) == 0
+
+
 def fuses_weight_gradients(run: Any) -> bool:
     """True if a backward pass adds weight gradients to `main_grad` itself, as it does by default."""
     return run.gradient_accumulation_fusion is not False

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import has_any_aux_loss, has_z_loss, pipeline_parallel, repeats_a_head
+from ..defects.conditions import (
+    experts_of_hybrid_head,
+    has_any_aux_loss,
+    has_z_loss,
+    heads_have_experts,
+    pipeline_parallel,
+    repeats_a_head,
+)
 from ..defects.declare import Defect, Gap, Sign
 
 _REPORT = "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report"
 _COUNTS = "num_moe_layers is None"
 _TRACK = "megatron.core.transformer.moe.moe_utils:track_moe_metrics"
 _DIVIDES_BY_LAYERS = (Sign(_REPORT, lacks=_COUNTS), Sign(_TRACK, has="num_moe_layers += mtp_num_layers"))
-
-
-def _experts_of_hybrid_head(run: Any) -> str:
-    """The layers of a hybrid model's head up to its last one with experts; '' where it has none."""
-    _, _, heads = (run.hybrid_layer_pattern or "").partition("/")
-    before, experts, _ = heads.partition("/")[0].rpartition("E")
-    return before + experts
-
-
-def _ends_dense(run: Any) -> bool:
-    """True if the last layer of the main model, which heads are like, has no experts."""
-    frequency = run.moe_layer_freq
-    if isinstance(frequency, str):  # "2" or "([0]*1+[1]*23)": a configuration that Megatron's parser has not read
-        last = frequency.rpartition("[")[2].partition("]")[0].split(",")[-1:]
-        frequency = last if "[" in frequency else int(frequency)
-    if isinstance(frequency, (list, tuple)):
-        return not int(frequency[-1])
-    return ((run.num_layers or 1) - 1) % (frequency or 1) != 0
 
 
 def _logs_losses(run: Any) -> bool:
@@ -40,13 +29,7 @@ def _is_divided_wrongly(run: Any) -> bool:
     """True if the number of MoE layers that the trainer counts is not that of the model."""
     if not (run.num_experts and run.mtp_num_layers and _logs_losses(run)):
         return False
-    return bool(run.hybrid_layer_pattern) or repeats_a_head(run) or _ends_dense(run)
-
-
-def _replays_routes_beside_experts_of_heads(run: Any) -> bool:
-    if not (run.moe_enable_routing_replay and run.num_experts and run.mtp_num_layers):
-        return False
-    return bool(_experts_of_hybrid_head(run)) if run.hybrid_layer_pattern else not _ends_dense(run)
+    return bool(run.hybrid_layer_pattern) or repeats_a_head(run) or not heads_have_experts(run)
 
 
 DEFECTS = (
@@ -78,7 +61,7 @@ DEFECTS = (
         severity=3,
         signs=_DIVIDES_BY_LAYERS,
         fixed_by=Sign("megatron.core.transformer.transformer_config:TransformerConfig", lacks="mtp_use_repeated_layer"),
-        affects=lambda run: _experts_of_hybrid_head(run) and repeats_a_head(run) and has_any_aux_loss(run),
+        affects=lambda run: experts_of_hybrid_head(run) and repeats_a_head(run) and has_any_aux_loss(run),
         when="--hybrid-layer-pattern with experts in an MTP layer, --mtp-use-repeated-layer, --mtp-num-layers > 1 and "
         "--moe-aux-loss-coeff",
         state="fixed on main",
@@ -93,7 +76,7 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=Sign(_REPORT, has=_COUNTS),
-        affects=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0) and _logs_losses(run),
+        affects=lambda run: len(experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0) and _logs_losses(run),
         when="--hybrid-layer-pattern whose MTP part has its last E at a place beyond --mtp-num-layers, as M*E/*E, with "
         "--moe-aux-loss-coeff or --moe-z-loss-coeff",
         introduced_by=("NVIDIA/Megatron-LM#6748",),
@@ -135,7 +118,7 @@ DEFECTS = (
             "megatron.core.transformer.moe.router_replay:RouterReplay.get_recorded_data",
             has="for router in RouterReplay.global_router_replay_instances",
         ),
-        affects=_replays_routes_beside_experts_of_heads,
+        affects=lambda run: run.moe_enable_routing_replay and heads_have_experts(run),
         when="--moe-enable-routing-replay with --num-experts and --mtp-num-layers, where MTP layers have experts",
         state="open",
         evidence="reproduced",

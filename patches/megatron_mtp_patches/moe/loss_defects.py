@@ -11,6 +11,7 @@ from ..defects.conditions import (
     has_any_aux_loss,
     has_aux_loss,
     has_z_loss,
+    heads_have_experts,
     may_mask_padding,
     microbatches,
     repeats_a_head,
@@ -53,8 +54,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-7481",
-        effect="With a padding mask the gradients of the MoE auxiliary losses are TP x CP times as large as without one, "
-        "that of global_aux_loss TP x CP x DP times",
+        effect="With a padding mask the gradients of the MoE auxiliary losses are TP x CP times as large as without "
+        "one, that of global_aux_loss TP x CP x DP times",
         severity=4,
         signs=Sign(
             f"{_MOE_UTILS}:get_tokens_per_expert_and_token_count",
@@ -146,9 +147,9 @@ DEFECTS = (
             _Z_LOSS,
             has="MoEAuxLossAutoScaler.apply(logits, z_loss) if self.is_mtp_layer and self.config.mtp_use_repeated",
         ),
-        affects=lambda run: has_z_loss(run) and repeats_a_head(run),
-        when="--moe-z-loss-coeff with --mtp-use-repeated-layer and --mtp-num-layers > 1",
-        only_if="the MTP layer has experts",
+        affects=lambda run: has_z_loss(run) and repeats_a_head(run) and heads_have_experts(run),
+        when="--moe-z-loss-coeff with --mtp-use-repeated-layer and --mtp-num-layers > 1, where the MTP layer has "
+        "experts",
         more_links=("NVIDIA/Megatron-LM#6748",),
         state="open",
         evidence="reproduced",

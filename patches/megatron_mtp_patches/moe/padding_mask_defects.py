@@ -9,8 +9,10 @@ from ..defects.conditions import (
     balances_by_quantiles,
     has_any_aux_loss,
     has_z_loss,
+    heads_have_experts,
     layers_of_hybrid,
     may_mask_padding,
+    pipeline_parallel,
     tensor_parallel,
 )
 from ..defects.declare import Defect, Sign
@@ -70,15 +72,19 @@ DEFECTS = (
         severity=3,
         signs=Sign(f"{_ROUTER}._apply_expert_bias", has="routing_map = routing_map & ~padding_mask", lacks="unsqueeze"),
         affects=lambda run: (  # mcore-bridge makes masks that fit (also below)
-            may_mask_padding(run) and run.num_experts and run.moe_router_enable_expert_bias and not run.is_of_ms_swift
+            may_mask_padding(run)
+            and run.num_experts
+            and run.moe_router_enable_expert_bias
+            and not (run.is_of_ms_swift or run.overlap_moe_expert_parallel_comm)
         ),
-        when="--moe-router-enable-expert-bias, but not in ms-swift",
+        when="--moe-router-enable-expert-bias without --overlap-moe-expert-parallel-comm, but not in ms-swift",
         only_if=HAS_PADDING_MASK,
         more_links=("NVIDIA/Megatron-LM#6111",),
         state="fixed on main",
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
-        second_reading="routers of 0.16.1, 0.19.0 and main; its program on 0.18.2; the thread of #6111",
+        second_reading="routers, and who calls them with a mask, of 0.16.1, 0.19.0 and main; its program on 0.18.2; "
+        "the thread of #6111",
     ),
     Defect(
         id="ML-5563",
@@ -92,10 +98,11 @@ DEFECTS = (
         affects=lambda run: (
             _splits_mask(run)
             and not layers_of_hybrid(run)
-            and (run.pipeline_model_parallel_size or 1) > 1
-            and not run.is_of_ms_swift
+            and pipeline_parallel(run) > 1
+            and not (run.is_of_ms_swift or run.overlap_moe_expert_parallel_comm)
         ),
-        when=f"{_READS_MASK} with --sequence-parallel and --pipeline-model-parallel-size > 1, but not in ms-swift",
+        when=f"{_READS_MASK} with --sequence-parallel and --pipeline-model-parallel-size > 1, without "
+        "--overlap-moe-expert-parallel-comm, but not in ms-swift",
         only_if=HAS_PADDING_MASK,
         more_links=("NVIDIA/Megatron-LM#5088",),
         state="open",
@@ -130,8 +137,8 @@ DEFECTS = (
             has="self._get_embeddings(",
             lacks="padding_mask",
         ),
-        affects=lambda run: _reads_mask(run) and run.mtp_num_layers and not layers_of_hybrid(run),
-        when=f"--mtp-num-layers in a GPT with {_READS_MASK}",
+        affects=lambda run: _reads_mask(run) and heads_have_experts(run) and not layers_of_hybrid(run),
+        when=f"--mtp-num-layers in a GPT whose MTP layers have experts, with {_READS_MASK}",
         only_if=HAS_PADDING_MASK,
         state="fixed in 0.18.0",
         evidence="reproduced",
@@ -149,9 +156,11 @@ DEFECTS = (
             )
             for model in ("hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
         ),
-        affects=lambda run: _reads_mask(run) and layers_of_hybrid(run) and run.mtp_num_layers,
-        when=f"--mtp-num-layers in a hybrid model with {_READS_MASK}",
+        affects=lambda run: _reads_mask(run) and heads_have_experts(run) and layers_of_hybrid(run),
+        when=f"--mtp-num-layers in a hybrid model whose MTP layers have experts, with {_READS_MASK}",
         only_if=HAS_PADDING_MASK,
         evidence="read",
+        second_reading="the calls of MTP layers by hybrid models of 0.16.1, 0.17.1, 0.18.2 and main; cases of its "
+        "predicate",
     ),
 )
