@@ -82,6 +82,7 @@ SAVED_IN_BUCKETS = {**SAVED, "overlap_grad_reduce": True}
 PACKED_OVER_TP = {"sft": True, "tensor_model_parallel_size": 2}
 VLM = {"freeze_LM": True, **ROPE}
 GRAPHS_OF_ROUTERS = {
+    "hybrid_override_pattern": "M*E",
     "num_experts": 4,
     "cuda_graph_impl": "local",
     "cuda_graph_scope": ["moe_router"],
@@ -243,6 +244,7 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-6586", VLM, {"position_embedding_type": "learned_absolute"}),
         ("ML-3268", PACKED_OVER_TP, {"hybrid_context_parallel": True}),
         ("ML-3373", GRAPHS_OF_ROUTERS, {"moe_token_dispatcher_type": "allgather"}),
+        ("ML-3373", GRAPHS_OF_ROUTERS, {"hybrid_override_pattern": None}),  # a GPT
         ("ML-3373", GRAPHS_OF_ROUTERS, {"moe_pad_expert_input_to_capacity": True}),
         ("ML-7213", MANY_MICROBATCHES, OF_MEGATRONS_TRAINER),
         ("ML-7213", HYBRID_CP, {"micro_batch_size": 4}),

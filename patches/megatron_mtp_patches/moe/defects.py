@@ -10,6 +10,7 @@ from ..defects.conditions import (
     has_any_aux_loss,
     has_graph_scope,
     has_low_precision,
+    is_hybrid,
 )
 from ..defects.declare import Defect, Sign
 
@@ -29,10 +30,12 @@ def _balances_by_sinkhorn(run: Any) -> bool:
 
 
 def _captures_router(run: Any) -> bool:
-    """True if Megatron's own CUDA graphs capture the router, and the experts run between two of them."""
-    return bool(
-        run.num_experts and run.cuda_graph_impl == "local" and has_graph_scope(run, "moe_router", "moe_preprocess")
-    )
+    """True if Megatron's own CUDA graphs capture the router, and the experts run between two of them.
+
+    The layers of a GPT have no such graphs.
+    """
+    has_scope = has_graph_scope(run, "moe_router", "moe_preprocess")
+    return bool(run.num_experts and is_hybrid(run) and run.cuda_graph_impl == "local" and has_scope)
 
 
 def _transposes_router_gradients(run: Any) -> bool:
@@ -120,13 +123,13 @@ DEFECTS = (
         fixed_by=Sign(f"{_MOE_LAYER}._forward_mlp_expert_compute", has="'_comm_manager.token_probs'"),
         affects=lambda run: _captures_router(run) and run.moe_token_dispatcher_type == "flex",
         when="--cuda-graph-impl local with --cuda-graph-scope moe_router or moe_preprocess and "
-        "--moe-token-dispatcher-type flex",
+        "--moe-token-dispatcher-type flex, in a hybrid model",
         instead="use --moe-token-dispatcher-type alltoall, or another --cuda-graph-scope",
         state="fixed in 0.18.0",
         evidence="read",
         seen_by="moves",
-        second_reading="MoE layers and dispatchers of 0.16.1 (where such a run ends in an error) and 0.17.1; the "
-        "commit of #4500 and its call in 0.18.2",
+        second_reading="MoE layers, the models that have them and dispatchers of 0.16.1 (where such a run ends in an "
+        "error) and 0.17.1; the commit of #4500 and its call in 0.18.2",
     ),
     Defect(
         id="ML-3373",
@@ -144,13 +147,13 @@ DEFECTS = (
             and not run.moe_pad_expert_input_to_capacity
         ),
         when="--cuda-graph-impl local with --cuda-graph-scope moe_router or moe_preprocess and "
-        "--moe-token-dispatcher-type alltoall, without --moe-pad-expert-input-to-capacity",
+        "--moe-token-dispatcher-type alltoall, without --moe-pad-expert-input-to-capacity, in a hybrid model",
         only_if="the copy takes longer than the host needs to get there",
         instead="use another --cuda-graph-scope",
         state="fixed in 0.17.0",
         evidence="read",
-        second_reading="MoE layers of 0.16.1 and 0.17.1; which dispatchers of 0.16.1 copy counts to the host, and "
-        "where; the commit of #3373",
+        second_reading="MoE layers of 0.16.1 and 0.17.1, and the models that have them; which dispatchers of 0.16.1 "
+        "copy counts to the host, and where; the commit of #3373",
     ),
     Defect(
         id="ML-3254",
