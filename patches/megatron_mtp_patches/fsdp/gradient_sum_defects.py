@@ -122,8 +122,8 @@ DEFECTS = (
         patch="add-fsdp-gradients-of-single-replicas",
         unless=RECOMPUTES_DEPTHS,
         second_reading="sources of 0.18.2 and main; the types that trainers of 0.17.1 to 0.19.0 set; its program on "
-        "0.19.2; doctor under its flags and just outside; the threads of #6660, which is closed, and of #6773, whose "
-        "branch still adds them once",
+        "0.19.2; doctor under its flags and just outside; the threads of #6660, which is closed, and of "
+        "#6773, which is merged",
     ),
     Defect(
         id="fsdp-gradients-of-single-replicas",
