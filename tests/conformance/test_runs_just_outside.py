@@ -35,6 +35,8 @@ SPLIT_MASK = {
 SIGMOID = {"num_experts": 4, "moe_router_score_function": "sigmoid", "bf16": True}
 HEADS = {"mtp_num_layers": 1}
 RECOMPUTED = {**HEADS, "recompute_granularity": "full"}
+CLIPPED = {"qk_clip": True, "bf16": True}
+LOGGED = {"log_max_attention_logit": True, "tensorboard_dir": "x", "bf16": True}
 FSDP = {"use_megatron_fsdp": True}
 FSDP_TIED = {**FSDP, "untie_embeddings_and_output_weights": False}
 PRECISION_AWARE = {"use_precision_aware_optimizer": True}
@@ -179,7 +181,23 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-7338", {**PRECISION_AWARE, "grad_reduce_in_bf16": True}, {"grad_reduce_in_bf16": False}),
         ("ML-7338", {**PRECISION_AWARE, "fp16": True}, {"accumulate_allreduce_grads_in_fp32": True}),
         ("ML-7338", {**PRECISION_AWARE, "bf16": True, "grad_reduce_in_fp32": False}, {"grad_reduce_in_fp32": True}),
-        ("qk-clip-validation", {"qk_clip": True, "eval_interval": 10, "eval_iters": 1}, {"eval_interval": None}),
+        ("qk-clip-validation", {**CLIPPED, "eval_interval": 10, "eval_iters": 1}, {"eval_interval": None}),
+        ("qk-clip-validation", {**CLIPPED, "eval_interval": 10, "eval_iters": 1}, {"bf16": False}),
+        ("qk-clip-heads", {**CLIPPED, **HEADS}, {"is_of_verl": True}),
+        ("qk-clip-heads", {**CLIPPED, **HEADS, "hybrid_layer_pattern": "*-/M"}, {"hybrid_layer_pattern": "M*/*"}),
+        ("qk-clip-negative-logits", CLIPPED, {"transformer_impl": "local"}),
+        ("qk-clip-negative-logits", CLIPPED, {"attention_output_gate": True}),
+        ("ML-4646", {**CLIPPED, "use_distributed_optimizer": True}, {"optimizer": "soap"}),
+        ("ML-5067", LOGGED, {"is_of_megatron_bridge": True}),
+        ("attention-logit-of-last-rank", {**LOGGED, "tensor_model_parallel_size": 2}, {"tensorboard_dir": None}),
+        ("ML-3396", {**HEADS, "eod_mask_loss": True}, {"is_of_verl": True}),
+        ("ML-3159", {**HEADS, "calculate_per_token_loss": True}, {"is_of_ms_swift": True}),
+        ("ML-4593", {**RECOMPUTED, "fp8": "hybrid"}, {"is_of_verl": True}),
+        ("ML-4593b", RECOMPUTED, {"is_of_ms_swift": True}),
+        ("ML-5034", {**STAGES, "decoupled_lr": 1e-3}, FSDP),
+        ("tied-output-weight-save", {**STAGES, "save": "x"}, FSDP),
+        ("mtp-tied-embeddings", {**STAGES, "untie_embeddings_and_output_weights": False}, FSDP),
+        ("fsdp-output-weight", {**FSDP, **HEADS}, {"pipeline_model_parallel_size": 2}),
         ("ML-6965", REPEATED, {"disable_parameter_transpose_cache": True}),
         ("ML-6965", REPEATED, {"recompute_granularity": "full", "recompute_method": "uniform"}),
         ("tied-output-weight-ddp", {**STAGES, **OVERLAPPED}, {"untie_embeddings_and_output_weights": True}),
@@ -284,6 +302,8 @@ def test_what_needs_a_padding_mask_is_not_met_in_trainers_that_give_none(find_af
 
     need_mask = {defect.id for defect in known_defects() if "gets a padding mask" in defect.only_if}
     assert need_mask <= find() and find() - find(yaml_cfg=None) == need_mask
-    assert find() - find(is_of_megatron_bridge=True) == find() - find(is_of_verl=True) == need_mask
+    of_megatrons_loss = {"ML-3159", "ML-3396"}
+    assert find() - find(is_of_megatron_bridge=True) == need_mask
+    assert find() - find(is_of_verl=True) == need_mask | of_megatrons_loss
     assert need_mask <= find(is_of_verl=True, dynamic_context_parallel=True)
-    assert find() - find(is_of_ms_swift=True) == {"ML-6114", "ML-5563", "hybrid-padding-mask"}
+    assert find() - find(is_of_ms_swift=True) == {"ML-6114", "ML-5563", "hybrid-padding-mask"} | of_megatrons_loss

@@ -106,6 +106,11 @@ def has_head_of_bridge(run: Any) -> bool:
     return bool(run.is_of_megatron_bridge or run.is_of_ms_swift or (run.is_of_verl and not run.vanilla_mbridge))
 
 
+def has_heads_of_trainer(run: Any) -> bool:
+    """True if verl or ms-swift recomputes MTP heads by its own code, and on 0.16 computes their loss by it."""
+    return bool(run.is_of_verl or run.is_of_ms_swift)
+
+
 def repeats_a_head(run: Any) -> bool:
     """True if one MTP head runs for several depths."""
     return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)

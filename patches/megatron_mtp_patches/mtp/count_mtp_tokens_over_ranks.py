@@ -34,8 +34,9 @@ PATCH = Patch(
         "microbatch share a mean. With a per-token loss and a mask that is ML-7452c, which `doctor` names.",
         "It repairs the heads alone. The main loss without `--calculate-per-token-loss` still has a mean for each "
         "context-parallel rank (NVIDIA/Megatron-LM#7513).",
-        "verl's MTP models call Megatron's loss (from 0.17 on), so their heads are weighted in the same way, as are "
-        "those of ms-swift, by `train-heads-in-mcore-bridge`.",
+        "verl's MTP models call Megatron's loss from 0.17 on, so their heads are weighted in the same way. On 0.16 "
+        "verl has its own loss, which no patch changes. ms-swift always has its own, which has the defects until "
+        "`train-heads-in-mcore-bridge` replaces it by this one.",
     ),
     is_repair=True,
     edits=(

@@ -11,7 +11,7 @@ PATCH = Patch(
     problem="A repeated MTP head (`mtp_use_repeated_layer`, Megatron's MTP layers) runs once for each depth. With "
     "fused weight gradients TransformerEngine adds the gradient of a call to `main_grad`, or overwrites `main_grad` "
     "if the call was told that it belongs to the first microbatch. Megatron tells only the first call, whose "
-    "backward runs last: the gradients of the other depths are lost, in bf16 in the first step after each start, "
+    "backward runs last: the gradients of the other depths are lost, in bf16 in the first microbatch after each start, "
     "with fp8 or fp4 in the first microbatch of each step. #6965 repairs that in bf16 only. Under Megatron-FSDP "
     "each fused gradient overwrites the one before. So attached heads lose the gradient of the output weight of all "
     "its uses but one.",

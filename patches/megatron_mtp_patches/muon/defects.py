@@ -1,4 +1,4 @@
-"""Muon and its family, and QK clipping."""
+"""Muon and its family."""
 
 from __future__ import annotations
 
@@ -8,28 +8,9 @@ from ..defects.conditions import (
     context_parallel,
     data_parallel,
     expert_data_parallel,
-    has_megatron_fsdp,
-    is_hybrid,
     is_layer_wise,
-    tensor_parallel,
 )
 from ..defects.declare import Defect, Sign
-
-_CLIP_QK = "megatron.core.optimizer.qk_clip:clip_qk"
-_VISITS_DECODER = Sign(_CLIP_QK, has="model_chunk.module.module.decoder.layers")
-
-
-def _clip_ends_in_error(run: Any) -> bool:
-    """True if the run lacks what Megatron needs to scale a weight: whole main weights and whole query groups."""
-    is_sharded = run.use_distributed_optimizer and "muon" not in str(run.optimizer)
-    divides_groups = tensor_parallel(run) > 1 and not run.multi_latent_attention
-    return bool(is_sharded or divides_groups or run.use_precision_aware_optimizer or run.attention_output_gate)
-
-
-def _visit_ends_in_error(run: Any) -> bool:
-    """True if the model is no GPT in the two wrappers of Megatron's DDP in half precision."""
-    is_fp32 = not (run.bf16 or run.fp16)
-    return is_hybrid(run) or is_fp32 != has_megatron_fsdp(run)  # Megatron-FSDP has a wrapper more
 
 
 def _may_have_replicas(run: Any) -> bool:
@@ -75,7 +56,7 @@ DEFECTS = (
     Defect(
         "ML-5394",
         "If the gradients of one module explode, clipping shrinks those of all others below the floor of "
-        "Newton-Schulz, and Muon stops training them",
+        "Newton-Schulz (1e-7, and 1e-15 from emerging-optimizers 0.4.0 on), and Muon stops training them",
         severity=2,
         signs=Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.clip_grad_norm"),
         fixed_by=Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.skip_grad_norm_clip"),
@@ -93,7 +74,8 @@ DEFECTS = (
     ),
     Defect(
         "EO-238",
-        "Muon's update shrinks with the gradient where the norm of a matrix is below about 1e-9",
+        "Muon's update of a matrix shrinks with the norm of its gradient where that is below about 1e-9, though "
+        "Newton-Schulz is meant to make it independent of the norm",
         severity=2,
         signs=Sign(
             "emerging_optimizers.orthogonalized_optimizers.muon_utils:newton_schulz", lacks="normalize_in_double"
@@ -128,111 +110,5 @@ DEFECTS = (
         patch="split-gated-qkv-for-muon",
         second_reading="the fixing commit; sources of 0.16.1 to 0.19.0; its program; doctor with --muon-no-split-qkv "
         "and adaptive_muon",
-    ),
-    Defect(
-        "ML-4646",
-        "A step in which --qk-clip scales a weight ends in an error; in a hybrid model, in fp32 and with Megatron-FSDP "
-        "in half precision the first step does, with --log-max-attention-logit as well",
-        kind="crash",
-        severity=3,
-        signs=_VISITS_DECODER,
-        affects=lambda run: (
-            (run.qk_clip and _clip_ends_in_error(run))
-            or ((run.qk_clip or run.log_max_attention_logit) and _visit_ends_in_error(run))
-        ),
-        when="--qk-clip with --use-distributed-optimizer (but for Muon), --use-precision-aware-optimizer, "
-        "--tensor-model-parallel-size > 1 (but for --multi-latent-attention) or --attention-output-gate; --qk-clip or "
-        "--log-max-attention-logit in a hybrid model, in fp32, or with --use-megatron-fsdp in bf16 or fp16",
-        more_links=("NVIDIA/Megatron-LM#7382",),
-        state="open",
-        evidence="reproduced",
-        only_if="a largest logit is over --qk-clip-threshold (hybrid and fp32 models, Megatron-FSDP: always)",
-        patch="clip-qk-of-all-layers",
-        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main; the pull request #7382; doctor with and without "
-        "tensor parallelism; its program",
-    ),
-    Defect(
-        "qk-clip-heads",
-        "QK clipping leaves out the attention of MTP layers, however large its logits are",
-        severity=3,
-        signs=_VISITS_DECODER,
-        affects=lambda run: run.qk_clip and run.mtp_num_layers,
-        when="--qk-clip with --mtp-num-layers",
-        evidence="reproduced",
-        only_if="the largest logit of an attention head of an MTP layer is over --qk-clip-threshold",
-        patch="clip-qk-of-all-layers",
-        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main; doctor with and without MTP heads; its program",
-    ),
-    Defect(
-        "qk-clip-negative-logits",
-        "An attention head whose largest logit is negative gets weights of NaN as soon as QK clipping scales another "
-        "head of its layer",
-        severity=3,
-        signs=Sign(
-            "megatron.core.transformer.attention:SelfAttention.clip_qk",
-            has="torch.clamp(self.config.qk_clip_threshold / grouped_max_attn_logits, max=1.0)",
-        ),
-        affects=lambda run: run.qk_clip,
-        when="--qk-clip",
-        more_links=("NVIDIA/Megatron-LM#7382",),
-        state="open",
-        evidence="reproduced",
-        only_if="all logits of a head, or of all heads of a query group, are negative in a step",
-        patch="clip-qk-of-all-layers",
-        seen_by="finite",
-        second_reading="sources of 0.16.1, 0.18.2 and main, of MLA as well; the pull request; its program; the scale "
-        "of severities",
-    ),
-    Defect(
-        "qk-clip-validation",
-        "Logits of a validation count as those of the next training step: QK clipping clips weights for them, and the "
-        "logged maximum has them",
-        severity=2,
-        signs=_VISITS_DECODER,
-        affects=lambda run: (
-            (run.qk_clip or run.log_max_attention_logit) and run.eval_interval and (run.eval_iters or 0) > 0
-        ),
-        when="--qk-clip or --log-max-attention-logit with validation between steps (--eval-interval, --eval-iters > 0)",
-        evidence="reproduced",
-        only_if="a logit of the validation is larger than those of the step",
-        patch="clip-qk-of-all-layers",
-        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main and of their trainers; its program",
-    ),
-    Defect(
-        "attention-logit-of-last-rank",
-        "The logged maximum of the attention logits is that of the attention heads and layers of the last rank alone",
-        kind="wrong log",
-        severity=1,
-        signs=_VISITS_DECODER,
-        affects=lambda run: (
-            run.log_max_attention_logit
-            and (run.tensor_model_parallel_size or 1) * (run.pipeline_model_parallel_size or 1) > 1
-        ),
-        when=("--log-max-attention-logit with --tensor-model-parallel-size > 1 or --pipeline-model-parallel-size > 1"),
-        evidence="reproduced",
-        patch="clip-qk-of-all-layers",
-        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main and what their trainers log; its program",
-    ),
-    Defect(
-        id="ML-5067",
-        effect=(
-            "The logged maximum of the attention logits is that of all steps so far, and memory grows, because each "
-            "microbatch's maximum keeps its graph"
-        ),
-        kind="wrong log",
-        severity=2,
-        signs=Sign(
-            "megatron.core.optimizer.qk_clip:clip_qk",
-            has="log_max_attention_logit = max(",
-            lacks="current_max_attn_logits = None",
-        ),
-        affects=lambda run: run.log_max_attention_logit and not run.qk_clip,
-        when="--log-max-attention-logit without --qk-clip",
-        more_links=("NVIDIA/Megatron-LM#4699",),
-        state="fixed in 0.19.0",
-        evidence="reproduced",
-        patch="clip-qk-of-all-layers",
-        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main; doctor with --log-max-attention-logit on 0.17.1 to "
-        "0.19.2; its program",
     ),
 )

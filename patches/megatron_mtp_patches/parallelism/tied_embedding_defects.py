@@ -19,7 +19,6 @@ _INSTEAD = "--no-gradient-accumulation-fusion or --untie-embeddings-and-output-w
 
 def _fuses_gradient_of_tied_weight(run: Any) -> bool:
     is_tied = run.untie_embeddings_and_output_weights is False
-    is_tied = run.untie_embeddings_and_output_weights is False
     return is_tied and fuses_weight_gradients(run) and not run.freeze_base_model_for_mtp
 
 
@@ -65,12 +64,14 @@ DEFECTS = (
         affects=lambda run: (
             _trains_copy_of_embedding_in_heads(run)
             and _fuses_gradient_of_tied_weight(run)
+            and not run.use_megatron_fsdp
             and (run.gtp_weight_remat_size or 1) == 1
             and not (run.defer_embedding_wgrad_compute and not run.wgrad_deferral_limit)
         ),
         when="--mtp-num-layers with tied embeddings (no --untie-embeddings-and-output-weights), "
         "--pipeline-model-parallel-size > 1 and the heads on the last stage, without --mtp-detach-heads, "
-        "--freeze-base-model-for-mtp, --no-gradient-accumulation-fusion, --tensor-parallel-num-weight-shards, and "
+        "--freeze-base-model-for-mtp, --no-gradient-accumulation-fusion, --use-megatron-fsdp, "
+        "--tensor-parallel-num-weight-shards, and "
         "--defer-embedding-wgrad-compute (unless --wgrad-deferral-limit > 0)",
         evidence="reproduced",
         instead=_INSTEAD,
