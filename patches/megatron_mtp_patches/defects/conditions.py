@@ -150,6 +150,14 @@ def heads_have_experts(run: Any) -> bool:
     return ((run.num_layers or 1) - 1) % (frequency or 1) == 0
 
 
+# Where detach-mtp-heads does not start.
+REFUSES_DEFERRED_GRADIENTS = Gap(
+    lambda run: run.defer_embedding_wgrad_compute,
+    when="--defer-embedding-wgrad-compute",
+    because="it refuses that flag with detached heads",
+)
+
+
 def fuses_weight_gradients(run: Any) -> bool:
     """True if a backward pass adds weight gradients to `main_grad` itself, as it does by default."""
     return run.gradient_accumulation_fusion is not False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import (
+    REFUSES_DEFERRED_GRADIENTS,
     fuses_weight_gradients,
     has_head_of_bridge,
     has_heads_of_trainer,
@@ -167,8 +168,9 @@ DEFECTS = (
         evidence="reproduced",
         instead="leave out --overlap-moe-expert-parallel-comm, and --delay-wgrad-compute, which needs it",
         patch="detach-mtp-heads",
+        unless=REFUSES_DEFERRED_GRADIENTS,
         second_reading="sources of 0.19.0 and main, and which tensors the schedule of overlapped experts detaches; "
-        "its program",
+        "what the patch refuses; its program",
     ),
     Defect(
         "ML-6256",

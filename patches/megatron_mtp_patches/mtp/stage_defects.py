@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import has_heads_on_last_stage, is_layer_wise, pipeline_parallel
+from ..defects.conditions import (
+    REFUSES_DEFERRED_GRADIENTS,
+    has_heads_on_last_stage,
+    is_layer_wise,
+    pipeline_parallel,
+)
 from ..defects.declare import Defect, Sign
 
 _SETUP = "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer"
@@ -53,8 +58,9 @@ DEFECTS = (
         evidence="reproduced",
         instead="--use-distributed-optimizer",
         patch="detach-mtp-heads",
-        second_reading="sources of 0.19.0 and main; predicate with tied embeddings and heads on the last stage; its "
-        "program, also with the distributed and the layer-wise optimizer",
+        unless=REFUSES_DEFERRED_GRADIENTS,
+        second_reading="sources of 0.19.0 and main; predicate with tied embeddings and heads on the last stage; what "
+        "the patch refuses; its program, also with the distributed and the layer-wise optimizer",
     ),
     Defect(
         "ML-5034",

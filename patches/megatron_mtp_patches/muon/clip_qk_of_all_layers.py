@@ -10,11 +10,10 @@ PATCH = Patch(
     problem="`--qk-clip` (MuonClip) visits `decoder.layers` of a GPT model, so the attention of MTP heads is never "
     "clipped. A head whose largest logit is negative gets NaN weights as soon as another head of its layer is over "
     "the threshold. In the first step that clips, the run ends in an error with the distributed optimizer, with a "
-    "precision-aware one, with tensor parallelism (except MLA) and with an output gate; hybrid models and fp32 "
-    "models fail at once. Validation raises the maximum of the next step, the logged one is that of the last rank, "
-    "and up to 0.18 "
-    "`--log-max-attention-logit` alone logs the maximum of all steps so far and keeps the graph of each microbatch "
-    "alive.",
+    "precision-aware one, with tensor parallelism (except MLA) and with an output gate; models with Mamba "
+    "layers and those in fp32 fail at once. Validation raises the maximum of the next step, the logged one is that of "
+    "the last rank, and up to 0.18 `--log-max-attention-logit` alone logs the maximum of all steps so far and keeps "
+    "the graph of each microbatch alive.",
     adds=(
         "Every attention layer is clipped: of the main model and of MTP heads, in GPT and hybrid models, in any "
         "wrappers; multi-head, grouped-query (also with an output gate) and multi-head latent attention, absorbed as "
