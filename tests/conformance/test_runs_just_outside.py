@@ -209,7 +209,6 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-4494", {**HEADS, "pad_seq_to_mult": 4}, {"pad_seq_to_mult": 1}),
         ("detached-overlap", {**DETACHED, "overlap_moe_expert_parallel_comm": True}, {"mtp_num_layers": None}),
         ("detached-embedding", DETACHED, {"use_distributed_optimizer": True}),
-        ("detached-embedding", DETACHED, {"optimizer": "dist_muon"}),
         ("detached-embedding", DETACHED, FSDP),
         ("detached-embedding", DETACHED, {"untie_embeddings_and_output_weights": False}),  # it computes the logits, too
         ("ML-7174", {"full_validation": True, "yaml_cfg": None}, {"multiple_validation_sets": True}),

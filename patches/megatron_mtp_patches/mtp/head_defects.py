@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import (
+    FUSES_UNDER_MEGATRON_FSDP,
     REFUSES_DEFERRED_GRADIENTS,
     fuses_weight_gradients,
     has_head_of_bridge,
@@ -152,6 +153,7 @@ DEFECTS = (
         when="--use-megatron-fsdp with --mtp-num-layers, without pipeline parallelism, --mtp-detach-heads, "
         "--freeze-base-model-for-mtp and --no-gradient-accumulation-fusion",
         evidence="reproduced",
+        only_if=FUSES_UNDER_MEGATRON_FSDP,
         instead="--no-gradient-accumulation-fusion",
         patch="sum-gradients-of-repeated-weights",
         second_reading="sources of 0.16.1, 0.19.0 and main; its program; validate_args of 0.17.1 to 0.19.2 with its "

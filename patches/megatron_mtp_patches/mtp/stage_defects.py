@@ -7,7 +7,6 @@ from typing import Any
 from ..defects.conditions import (
     REFUSES_DEFERRED_GRADIENTS,
     has_heads_on_last_stage,
-    is_layer_wise,
     pipeline_parallel,
 )
 from ..defects.declare import Defect, Sign
@@ -19,12 +18,6 @@ _DETACHED = "megatron.core.transformer.transformer_config:TransformerConfig.mtp_
 def _overlaps_in_ddp(run: Any) -> bool:
     """True if Megatron's DDP reduces gradients during backward; Megatron-FSDP has other buffers."""
     return bool(run.overlap_grad_reduce and not run.use_megatron_fsdp)
-
-
-def _has_bucket_for_shared_embedding(run: Any) -> bool:
-    """True if DDP lays buffers out for a distributed or a layer-wise optimizer, with a bucket for that weight alone."""
-    is_laid_out_by_layer = is_layer_wise(run) and run.use_layer_wise_param_layout is not False
-    return bool(run.use_distributed_optimizer or is_laid_out_by_layer)
 
 
 def _has_unused_weight(run: Any) -> bool:
@@ -49,11 +42,12 @@ DEFECTS = (
             _stage_has_embedding_for_heads_alone(run)
             and run.mtp_detach_heads
             and _overlaps_in_ddp(run)
-            and not _has_bucket_for_shared_embedding(run)
+            and not run.use_distributed_optimizer  # which has a bucket for that weight alone
         ),
         when="--mtp-num-layers with --mtp-detach-heads, --pipeline-model-parallel-size > 1 and --overlap-grad-reduce, "
-        "without --use-distributed-optimizer, --use-megatron-fsdp and (unless with --no-use-layer-wise-param-layout) "
-        "--optimizer dist_muon, where embeddings are untied or the heads are not on the last stage",
+        "without --use-distributed-optimizer and --use-megatron-fsdp, where embeddings are untied or the heads are not "
+        "on the last stage",
+        only_if="the optimizer is not dist_muon, or Megatron is 0.19, or --no-use-layer-wise-param-layout is given",
         introduced_by=("NVIDIA/Megatron-LM#3456",),
         evidence="reproduced",
         instead="--use-distributed-optimizer",

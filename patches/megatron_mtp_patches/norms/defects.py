@@ -113,7 +113,8 @@ DEFECTS = (
         when="--mtp-detach-heads with --clip-grad above 0, as by default, and --optimizer dist_muon or "
         "use_layer_wise_distributed_optimizer, which Megatron's trainer sets where another optimizer than Adam and SGD "
         "has the distributed optimizer, without --no-use-layer-wise-param-layout",
-        only_if="the run has several data-parallel ranks",
+        only_if="the run has several data-parallel ranks, and Megatron is newer than 0.19, whose pretrain_gpt.py, "
+        "pretrain_hybrid.py and train_rl.py lay parameters out as before",
         instead="--no-use-layer-wise-param-layout",
         introduced_by=("NVIDIA/Megatron-LM#4116",),
         evidence="reproduced",

@@ -27,7 +27,7 @@ def _keeps_random_state(run: Any) -> bool:
 
 def _has_distributed_optimizer(run: Any) -> bool:
     """True if a distributed optimizer has all main parameters, or, beside Muon as 0.18 lays it out, the others."""
-    return bool(run.use_distributed_optimizer or (is_layer_wise(run) and run.use_layer_wise_param_layout))
+    return bool(run.use_distributed_optimizer or (is_layer_wise(run) and run.use_layer_wise_param_layout is True))
 
 
 def _has_several_buckets(run: Any) -> bool:
@@ -57,11 +57,12 @@ DEFECTS = (
             and not run.use_megatron_fsdp
         ),
         when="--save in the format torch_dist with --dist-ckpt-optim-fully-reshardable and "
-        "--use-distributed-optimizer or, from 0.18 on and without --no-use-layer-wise-param-layout, --optimizer "
+        "--use-distributed-optimizer or, without --no-use-layer-wise-param-layout, --optimizer "
         "dist_muon (without --no-save-optim and --use-megatron-fsdp), and --overlap-grad-reduce or, with "
         "--pipeline-model-parallel-size > 1, tied embeddings or MTP layers",
         only_if="a bucket before the last one has padding: its number of elements is not a multiple of 128 and of the "
-        "data-parallel size, or --ddp-pad-buckets-for-high-nccl-busbw",
+        "data-parallel size, or --ddp-pad-buckets-for-high-nccl-busbw; and, with dist_muon, Megatron is 0.18 or "
+        "newer than 0.19, whose pretrain_gpt.py lays parameters out as before",
         state="fixed on main",
         evidence="reproduced",
         patch="save-own-state-of-each-param",
