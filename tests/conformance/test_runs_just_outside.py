@@ -248,6 +248,7 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-3720b", {"load": "x", "override_opt_param_scheduler": True}, FSDP),
         ("ML-2288", {"async_save": True}, {"yaml_cfg": None}),  # Megatron's trainer saves synchronously
         ("ML-3736", {"save": "x", "expert_model_parallel_size": 2}, {"ckpt_format": "torch"}),
+        ("ML-6858", {**OF_MEGATRONS_TRAINER, "load": "x", "expert_model_parallel_size": 2}, {"no_load_rng": True}),
         ("ML-3457", RECOMPUTED, {"is_of_megatron_bridge": True}),
         ("ML-3457", RECOMPUTED, {"is_of_ms_swift": True}),
         ("ML-3457", {**RECOMPUTED, "vanilla_mbridge": True, "is_of_verl": True}, {"vanilla_mbridge": False}),

@@ -15,7 +15,6 @@ from ..engine import Patch
 from ..engine.source import find_file
 from ..engine.state import State
 from ..megatron_engine import ENGINE
-from ..megatrons.installed import find_releases, find_transformer_engine
 
 # What Megatron's configurations call differently from its command line.
 OTHER_NAMES = {"num_experts": "num_moe_experts"}
@@ -107,6 +106,8 @@ def diagnose_sources(sources: Iterable[object], transformer_engine: str | None) 
 
 def settings_here(sources: Iterable[object]) -> RunSettings:
     """The settings of a run in this environment, with the TransformerEngine that `diagnose_sources` takes."""
+    from ..megatrons.installed import find_releases, find_transformer_engine
+
     return RunSettings(sources, find_transformer_engine(find_releases())[0])
 
 
@@ -128,6 +129,8 @@ def find_defects(settings: RunSettings, known: Iterable[Defect] | None = None) -
 
 def _may_have(defect: Defect, settings: RunSettings) -> bool:
     """Whether this Megatron has it; where a wheel lacks the script that shows it, whether the script of its release."""
+    from ..megatrons.installed import find_releases
+
     answer = has_defect(defect)
     if answer is None and settings.is_of_megatron_trainer:
         return bool(_missing_script(defect) and find_releases().intersection(releases_with(defect)))

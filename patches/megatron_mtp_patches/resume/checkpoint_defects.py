@@ -22,7 +22,11 @@ _COMPARES_NOTHING = "assume_ok_unexpected"  # the default of --dist-ckpt-strictn
 
 def _keeps_random_state(run: Any) -> bool:
     """True if the state of the random generators is saved or loaded."""
-    return bool((run.save and not run.no_save_rng) or (run.load and not (run.no_load_rng or run.finetune)))
+    return bool(run.save and not run.no_save_rng) or _loads_random_state(run)
+
+
+def _loads_random_state(run: Any) -> bool:
+    return bool(run.load and not (run.no_load_rng or run.finetune))
 
 
 def _has_distributed_optimizer(run: Any) -> bool:
@@ -216,6 +220,28 @@ DEFECTS = (
         evidence="read",
         second_reading="sources of 0.16.1 and 0.17.1, with the shape that each gives the state and when they load it; "
         "a load of 0.16.1 with each other shape",
+    ),
+    Defect(
+        id="ML-6858",
+        effect="After a resume all expert-parallel ranks go on with the random states of the first one, so what they "
+        "draw for experts and routers, as random logits, is no longer independent",
+        kind="lost state",
+        severity=2,
+        signs=Sign(f"{_CHECKPOINTING}:get_rng_state", has="(pp_size, tp_size)", lacks="dp_size"),
+        affects=lambda run: (
+            _loads_random_state(run)
+            and run.is_of_megatron_trainer
+            and (run.ckpt_format or "torch_dist") == "torch_dist"
+            and expert_parallel(run) > 1
+            and not run.data_parallel_random_init
+        ),
+        when="--load (without --no-load-rng and --finetune) in the format torch_dist with "
+        "--expert-model-parallel-size > 1, without --data-parallel-random-init",
+        introduced_by=("NVIDIA/Megatron-LM#3736",),
+        state="fixed after main of 2026-08-22",
+        evidence="reproduced",
+        second_reading="the saving and loading of random states in 0.16.1 to main; where Megatron draws from the "
+        "generator of experts; the thread of #6858; its program; parity --resume of EP2 on 0.18.2",
     ),
     Defect(
         id="tensor-properties-of-newer-torch",

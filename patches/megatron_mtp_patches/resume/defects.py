@@ -126,11 +126,11 @@ DEFECTS = (
             run.optimizer_cpu_offload
             and run.use_distributed_optimizer is not False
             and loads_model_only(run)
-            and (not run.use_precision_aware_optimizer or run.fp8_param_gather)
+            and not run.use_precision_aware_optimizer  # which Megatron's trainer needs for it
         ),
         when="--optimizer-cpu-offload and --use-distributed-optimizer with --pretrained-checkpoint, or with --load and "
-        "--finetune or --no-load-optim, and with --fp8-param-gather or (in other trainers than Megatron's) without "
-        "--use-precision-aware-optimizer",
+        "--finetune or --no-load-optim, without --use-precision-aware-optimizer (in other trainers than "
+        "Megatron's, which refuses that)",
         state="open",
         evidence="reproduced",
         patch="refresh-offloaded-params",
@@ -140,8 +140,9 @@ DEFECTS = (
             because="trainers tell the optimizer of loaded weights only in half precision",
         ),
         seen_by="cast",
-        second_reading="sources of 0.16.1, 0.18.2 and main; its program, with and without a distributed optimizer; the "
-        "pull request",
+        second_reading="sources of 0.16.1, 0.18.2 and main; what Megatron's trainer refuses, and which tensor the "
+        "optimizer has with --fp8-param-gather; its program, with and without a distributed optimizer; the pull "
+        "request",
     ),
     Defect(
         id="ML-3676a",
