@@ -113,7 +113,7 @@ def test_gated_attention(find, optimizer, is_met, settings, may_be_met):
 
 
 SPLIT = {"num_experts": 8, "tensor_model_parallel_size": 2, "moe_grouped_gemm": True}
-EXPERTS, BIASES, DIST_MUON = "leaves out the experts", "leaves out the biases", "of dist_muon leaves out"
+EXPERTS, BIASES, DIST_MUON = "leaves out the experts", "leaves out the biases", "of layer-wise optimizers leaves out"
 
 
 @pytest.mark.parametrize(

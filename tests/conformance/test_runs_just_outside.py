@@ -148,6 +148,13 @@ LAYERS_LAID_OUT = {
         ("ML-6099", {**DEALT_OUT, "optimizer": "dist_muon"}, True),
         ("ML-6099", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 2}, True),
         ("ML-6099", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 1}, False),
+        ("norm-of-unsharded-experts", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 1}, True),
+        ("norm-of-unsharded-experts", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 2}, False),
+        ("norm-of-unsharded-experts", {**DEALT_OUT, "optimizer": "dist_muon", "data_parallel_size": 1}, False),
+        ("norm-of-unsharded-experts", {**WHOLE, "optimizer": "muon", "data_parallel_size": 1}, False),
+        ("save-of-unsharded-experts", {**WHOLE, "optimizer": "dist_muon", "save": "x"}, True),
+        ("save-of-unsharded-experts", {**WHOLE, "optimizer": "dist_muon", "save": "x", "no_save_optim": True}, False),
+        ("save-of-unsharded-experts", {**WHOLE, "optimizer": "dist_muon", "save": "x", "ckpt_format": "torch"}, False),
     ],
 )
 def test_a_run_and_one_just_outside(find_affecting, id, run, is_affected):

@@ -4,6 +4,8 @@ A collective that not all ranks enter fails the test after a minute instead of h
 """
 
 import contextlib
+import shutil
+import tempfile
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -82,6 +84,18 @@ def from_all_ranks():
         return values
 
     return gather
+
+
+@pytest.fixture
+def checkpoint(from_all_ranks, rank):
+    """An empty folder for all ranks."""
+    import torch.distributed as dist
+
+    folder = from_all_ranks(tempfile.mkdtemp() if rank == 0 else None)[0]
+    yield folder
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture

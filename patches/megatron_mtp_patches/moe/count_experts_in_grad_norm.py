@@ -4,6 +4,8 @@ from ..engine import Override, Patch, Probe, PullRequest, Wrap
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _WRAPPERS = "megatron_overrides.moe.expert_parameters"
+_SHARE_OUT = "megatron_overrides.moe.expert_shares:share_out_experts"
+_LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
 _IS_COUNTED = "megatron_overrides.norms.replicas:param_is_not_tensor_parallel_duplicate"
 _TRANSFORMER_ENGINE = "megatron.core.extensions.transformer_engine"
 
@@ -17,16 +19,25 @@ PATCH = Patch(
     "as well. Biases of experts are left out with any TransformerEngine and, in dist_muon, also in 0.19.2. If EP is "
     "1 and experts are split over another number of ranks than dense layers, their gradients are averaged over the "
     "wrong ranks (0.16 to 0.18): with TP 2 and ETP 1 each tensor-parallel rank trains a different copy of the same "
-    "expert, with TP 1 and ETP 2 the gradients of different shards are mixed.",
+    "expert, with TP 1 and ETP 2 the gradients of different shards are mixed. Layer-wise optimizers (dist_muon) share "
+    "out nothing where dense layers have one replica. If experts have several, each of them counts in the norm and in "
+    "the number of zeros, and saving the optimizer in the format torch_dist ends in an error.",
     adds=(
         "The parameters of experts are marked as 0.19 marks them: `tensor_model_parallel`, `partition_dim` and "
         "`partition_stride` on shards; `allreduce` is false if the gradients of experts are reduced over other ranks "
         "than those of dense layers. The linear layers mark them, Megatron's and TransformerEngine's, so experts that "
         "no `MoELayer` has built are also marked: adapters added later, layers of other libraries.",
         "`param_is_not_tensor_parallel_duplicate` takes `expert_tp_group`.",
+        "The ranks that hold replicas of an expert share out the experts in layer-wise optimizers, also where dense "
+        "layers have one replica. Each rank has the optimizer state of its share.",
+    ),
+    repairs=(
+        "On main layer-wise optimizers count each expert once for each of its replicas, where dense layers have one "
+        "(norm-of-unsharded-experts). With this patch the norm and the number of zeros count it once.",
     ),
     numerics="With TP > 1 and experts: the gradient norm, the MTP norm, the number of zeros and the norm of the "
-    "parameters grow to those of all experts, and gradients above `--clip-grad` are clipped more. With EP 1 and an "
+    "parameters grow to those of all experts, and gradients above `--clip-grad` are clipped more. In layer-wise "
+    "optimizers the first three fall to those of all experts where each was counted more than once. With EP 1 and an "
     "expert tensor parallelism other than TP, gradients of experts are averaged over all replicas. Muon with "
     "`--muon-tp-mode` other than blockwise puts the shards of an expert together along the right dimension.",
     notes=(
@@ -35,10 +46,14 @@ PATCH = Patch(
         "one side cannot be resumed on the other: loading ends in a KeyError, or with "
         "`--dist-ckpt-optim-fully-reshardable` in a RuntimeError. `--no-load-optim` loads it, or leave the patch out "
         "until the run ends.",
+        "Checkpoints of layer-wise optimizers without data and context parallelism, where experts have replicas: each "
+        "rank has the state of its share of experts with the patch, and of all experts without it (saved only in the "
+        "format torch). A checkpoint from the one side cannot be resumed on the other: loading ends in an error. "
+        "`--no-load-optim` loads it, or leave the patch out until the run ends.",
     ),
     is_repair=True,
     probe=Probe(
-        "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__",
+        f"{_LAYER_WISE}.__init__",
         contains="getattr(self.pg_collection, 'expt_tp', self.tp_group)",
     ),
     edits=(
@@ -54,5 +69,6 @@ PATCH = Patch(
         ),
         Override(f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", _IS_COUNTED, where="everywhere"),
         Wrap(f"{_LAYERS}:copy_tensor_model_parallel_attributes", f"{_WRAPPERS}:copy_expert_mark", check_source=False),
+        Wrap(f"{_LAYER_WISE}.shard_params", _SHARE_OUT),
     ),
 )

@@ -7,6 +7,7 @@ from typing import Any
 from ..defects.conditions import (
     context_parallel,
     data_parallel,
+    expert_data_parallel,
     expert_parallel,
     expert_tensor_parallel,
     is_layer_wise,
@@ -31,8 +32,7 @@ def _has_grouped_experts(run: Any) -> bool:
 
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
-
-
+_LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
 _IS_DUPLICATE = f"{_LAYERS}:param_is_not_tensor_parallel_duplicate"
 
 
@@ -52,6 +52,22 @@ def _deals_out(run: Any) -> bool:
     They share none out if each dense layer has one replica.
     """
     return expert_parallel(run) > 1 or data_parallel(run) * context_parallel(run) > 1
+
+
+def _replicates_experts_alone(run: Any) -> bool:
+    """True if experts have replicas and dense layers have none."""
+    has_dense_replicas = data_parallel(run) * context_parallel(run) > 1
+    return bool(run.num_experts and not has_dense_replicas and expert_data_parallel(run) > 1)
+
+
+_REPLICATED = (  # the same in words
+    "with --num-experts, no data or context parallelism, and --tensor-model-parallel-size larger than "
+    "--expert-model-parallel-size times --expert-tensor-parallel-size"
+)
+_NO_REPLICAS = "--expert-model-parallel-size so large that no expert has replicas"
+_SHARES_NOTHING_OUT = Sign(
+    f"{_LAYER_WISE}.shard_params", has="self.dp_cp_params_list = None self.expt_dp_params_list = None return"
+)
 
 
 DEFECTS = (
@@ -97,9 +113,7 @@ DEFECTS = (
         "tensor-parallel ranks than the first update, so the log shows too small a norm and, with --clip-grad above 0, "
         "as by default, gradients are clipped too little",
         severity=3,
-        signs=Sign(
-            "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__", lacks="'expt_tp'"
-        ),
+        signs=Sign(f"{_LAYER_WISE}.__init__", lacks="'expt_tp'"),
         fixed_by=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),  # where ML-5916b says it of all optimizers
         affects=lambda run: _has_biases(run) and _deals_out(run) and is_layer_wise(run),
         when="--optimizer dist_muon, or another layer-wise one, with --num-experts, biases (which --moe-grouped-gemm "
@@ -113,6 +127,41 @@ DEFECTS = (
         second_reading="the commit of #5916, which it completes; layer-wise optimizers of 0.18.2, 0.19.0 and main; "
         "pretrain_gpt.py of 0.19.0, which gives them no layout of buffers; its program on 0.19.2, and with EP 1 and 2 "
         "on two and four ranks; doctor under its flags and just outside",
+    ),
+    Defect(
+        "norm-of-unsharded-experts",
+        "The gradient norm of layer-wise optimizers counts each expert once for each of its replicas, where dense "
+        "layers have none, so the log shows too large a norm and, with --clip-grad above 0, as by default, gradients "
+        "are clipped too much",
+        severity=3,
+        signs=_SHARES_NOTHING_OUT,
+        fixed_by=_MARKS_NO_EXPERTS,  # where ML-5916c says of the same runs that replicas of an expert drift apart
+        affects=lambda run: _replicates_experts_alone(run) and is_layer_wise(run),
+        when=f"--optimizer dist_muon, or another layer-wise one, {_REPLICATED}",
+        evidence="reproduced",
+        instead=_NO_REPLICAS,
+        patch="count-experts-in-grad-norm",
+        seen_by="norm",
+    ),
+    Defect(
+        "save-of-unsharded-experts",
+        "Saving a checkpoint ends in a CheckpointingException: each replica of an expert saves the same state of its "
+        "optimizer as if it were the only one",
+        kind="crash",
+        severity=3,
+        signs=_SHARES_NOTHING_OUT,
+        affects=lambda run: (
+            _replicates_experts_alone(run)
+            and is_layer_wise(run)
+            and run.save
+            and not run.no_save_optim
+            and (run.ckpt_format or "torch_dist") == "torch_dist"
+        ),
+        when="--save in the format torch_dist, without --no-save-optim, and --optimizer dist_muon, or another "
+        f"layer-wise one, {_REPLICATED}",
+        evidence="reproduced",
+        instead=_NO_REPLICAS,
+        patch="count-experts-in-grad-norm",
     ),
     Defect(
         "ML-5916c",

@@ -3,9 +3,6 @@
 tests/end_to_end/test_head_rates.py shows it of Megatron's trainer, which the wheel of 0.16.1 lacks.
 """
 
-import shutil
-import tempfile
-
 import pytest
 import torch
 
@@ -20,16 +17,6 @@ RESUMED = {
 }
 RATES = {"lr": 1e-2, "min_lr": 1e-3, "mtp_lr": 2e-2, "mtp_min_lr": 1e-2, "mtp_weight_decay": 0.3}
 STEPS, SAVED_AT = 4, 2
-
-
-@pytest.fixture
-def checkpoint(from_all_ranks, rank):
-    """An empty folder for all ranks."""
-    folder = from_all_ranks(tempfile.mkdtemp() if rank == 0 else None)[0]
-    yield folder
-    torch.distributed.barrier()
-    if rank == 0:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -204,20 +204,24 @@ def mtp_loss_of_cut_sequence(masked: int = 8, **settings: Any) -> tuple[float, f
     return (10 * ends + 2 * middle) / (ends + middle), sum_over_ranks(part)
 
 
-def norm_of_expert_gradients(parts: str, optimizer: str = "adam", **settings: Any) -> tuple[float, float]:
+def norm_of_expert_gradients(
+    parts: str, optimizer: str = "adam", expert_parallel: int = 2, **settings: Any
+) -> tuple[float, float]:
     """The gradient norm, and that of the optimizer, where each gradient of experts' `parts` is 1 and the others are 0.
 
-    Two tensor-parallel ranks have an expert each.
+    Two tensor-parallel ranks have an expert each, or both of them the same two with an `expert_parallel` of 1.
     """
-    start(tensor_model_parallel_size=2, expert_model_parallel_size=2, expert_tensor_parallel_size=1)
-    sizes = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+    sizes = {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+    sizes |= {"expert_model_parallel_size": expert_parallel}
+    start(**sizes)
     config = make_config(num_moe_experts=2, moe_grouped_gemm=True, sequence_parallel=True, **sizes, **settings)
     model = make_ddp(config, make_gpt(config, transformer_engine=True).bfloat16())
     chosen = [param for name, param in model.named_parameters() if ".experts." in name and f".{parts}" in name]
     for param in chosen:
         param.main_grad.fill_(1.0)
     _, seen, _ = make_optimizer(model, optimizer=optimizer, bf16=True).step()
-    return sum_over_ranks(sum(param.numel() for param in chosen)) ** 0.5, float(seen)
+    replicas = 2 // expert_parallel
+    return (sum_over_ranks(sum(param.numel() for param in chosen)) / replicas) ** 0.5, float(seen)
 
 
 def take_step(model: Any, optimizer: Any, gradient: float = 0.01) -> None:
