@@ -18,6 +18,7 @@ needs_sharding = pytest.mark.skipif(
     "use_layer_wise_distributed_optimizer" not in OptimizerConfig.__dataclass_fields__,
     reason="Megatron has no Muon with the distributed optimizer up to 0.17",
 )
+SIZES = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 1, "expert_tensor_parallel_size": 1}
 SUM = 3.0  # of the gradients of both ranks, which are 1 and 2
 
 
@@ -25,10 +26,9 @@ SUM = 3.0  # of the gradients of both ranks, which are 1 and 2
 def make(parallel, request):
     """make(): a layer-wise optimizer, its model in DDP, and the experts of the main model and of the MTP head."""
     pytest.importorskip("transformer_engine", reason="grouped experts are TransformerEngine's")
-    sizes = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 1, "expert_tensor_parallel_size": 1}
 
     def build():
-        parallel(**sizes)
+        parallel(**SIZES)
         net = make_model("grouped experts", 2, expert_tensor_parallel_size=1)
         for name, param in net.named_parameters():
             if name.startswith("mtp."):
@@ -84,6 +84,13 @@ def test_both_ranks_get_the_experts_that_either_updates(make, take_step, from_al
     sums = from_all_ranks([float(param.double().sum()) for param in (*experts, *heads)])
     assert sums[0] == sums[1]
     assert all(sums[0])
+
+
+def test_a_stage_without_experts_trains(parallel, take_step):
+    parallel(**SIZES)
+    optimizer, model = make_muon(make_model("dense", 2), "dist_muon", bf16=True)
+    updated, *_ = take_step(optimizer, model, [])
+    assert updated
 
 
 def test_a_resumed_training_goes_on_as_one_that_was_not_interrupted(make, take_step, checkpoint):
