@@ -15,11 +15,13 @@ PATCH = Patch(
     "microbatch overwrites the weight gradients of the one before (TransformerEngine from 2.10 on). Only the last "
     "one counts, and its gradients are divided by the number of all. Megatron's own linear layers, as the output "
     "layer is, also do so with `no_shard`, and on main. So do grouped experts under the operation fuser of "
-    "TransformerEngine with `optim`, on 0.19.2 and main. Nothing in the log shows it.",
+    "TransformerEngine with `optim`, on main only with `--recompute-modules moe` or "
+    "`--overlap-moe-expert-parallel-comm`. Nothing in the log shows it.",
     adds=("A step sums the weight gradients of all its microbatches.",),
     repairs=(
         "Megatron's own linear layers, the output layer among them, keep the gradient of the last microbatch.",
-        "So do grouped experts under the operation fuser of TransformerEngine.",
+        "So do grouped experts under the operation fuser of TransformerEngine, with `--recompute-modules moe` or "
+        "`--overlap-moe-expert-parallel-comm`.",
     ),
     numerics="With `optim` or `no_shard`, several microbatches and without `--no-gradient-accumulation-fusion`: the "
     "weight gradients, and with them the gradient norm.",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_parallel, layers_of_hybrid, sharding_strategy, tensor_parallel
+from ..defects.conditions import (
+    expert_parallel,
+    expert_tensor_parallel,
+    layers_of_hybrid,
+    sharding_strategy,
+    tensor_parallel,
+)
 from ..defects.declare import Defect, Sign
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
@@ -198,13 +204,19 @@ DEFECTS = (
         severity=5,
         signs=Sign(f"{_ADAPTER}_get_hsdp_tp_mesh", lacks="ep_size"),
         affects=lambda run: (
-            run.use_megatron_fsdp and expert_parallel(run) > 1 and (run.num_distributed_optimizer_instances or 1) > 1
+            run.use_megatron_fsdp
+            and (run.num_distributed_optimizer_instances or 1) > 1
+            and expert_parallel(run) > 1
+            and tensor_parallel(run) % (expert_parallel(run) * expert_tensor_parallel(run))
         ),
-        when="--use-megatron-fsdp with --num-distributed-optimizer-instances > 1 and --expert-model-parallel-size > 1",
+        when="--use-megatron-fsdp with --num-distributed-optimizer-instances > 1 and --expert-model-parallel-size > 1, "
+        "where --expert-model-parallel-size times --expert-tensor-parallel-size does not divide "
+        "--tensor-model-parallel-size",
         instead="--num-distributed-optimizer-instances 1",
         state="fixed in 0.17.0",
         evidence="reproduced",
-        second_reading="the source of 0.16.1; four ranks with two instances and EP 2, by both outer strategies",
+        second_reading="the source of 0.16.1; four ranks with two instances and EP 2, by both outer strategies; eight "
+        "ranks with TP 2, EP 2 and ETP 1, which are right",
     ),
     Defect(
         id="ML-4953",

@@ -48,6 +48,12 @@ def _reduces_in_another_type(run: Any) -> bool:
     return bool(sent) and sent != kept
 
 
+def _runs_experts_alone(run: Any) -> bool:
+    """True if experts run forward outside of the forward pass of their layer, after which Megatron-FSDP's hook runs."""
+    is_recomputed = run.recompute_granularity == "selective" and "moe" in (run.recompute_modules or ())
+    return bool(is_recomputed or run.overlap_moe_expert_parallel_comm)
+
+
 def _loses_microbatches(run: Any) -> bool:
     """True if a microbatch overwrites the gradients of those before, or their sum is scaled with each."""
     is_overwritten = fuses_weight_gradients(run) and run.transformer_engine >= (2, 10)
@@ -212,14 +218,17 @@ DEFECTS = (
             and run.num_experts
             and run.moe_grouped_gemm
             and run.use_transformer_engine_op_fuser
+            and _runs_experts_alone(run)
         ),
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim, several microbatches, --num-experts, "
-        "--moe-grouped-gemm and --use-transformer-engine-op-fuser, without --no-gradient-accumulation-fusion",
+        "--moe-grouped-gemm, --use-transformer-engine-op-fuser and --overlap-moe-expert-parallel-comm or "
+        "--recompute-granularity selective with --recompute-modules moe, without --no-gradient-accumulation-fusion",
         instead="add --no-gradient-accumulation-fusion",
         evidence="read",
         patch="add-fsdp-gradients-of-all-microbatches",
-        second_reading="experts and buffers of 0.18.2, 0.19.0 and main; doctor under its flags and just outside; the "
-        "wrapper of its patch",
+        second_reading="experts, hooks and buffers of 0.18.2, 0.19.0 and main; the attribute in forward and backward "
+        "passes of main, with and without recomputation; doctor under its flags and just outside; the wrapper of its "
+        "patch",
     ),
     Defect(
         id="fsdp-repeated-head",
