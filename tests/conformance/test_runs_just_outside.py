@@ -88,7 +88,7 @@ GRAPHS_OF_ROUTERS = {
     "num_experts": 4,
     "cuda_graph_impl": "local",
     "cuda_graph_scope": ["moe_router"],
-    "moe_token_dispatcher_type": "alltoall",
+    "moe_token_dispatcher_type": "flex",
 }
 GLOBAL_AUX_LOSS = {**AUX_LOSS, "moe_router_load_balancing_type": "global_aux_loss"}
 MANY_MICROBATCHES = {**GLOBAL_AUX_LOSS, "global_batch_size": 4, "micro_batch_size": 1}
@@ -268,9 +268,8 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-6306", ROPE, {"freeze_LM": True}),
         ("ML-6586", VLM, {"position_embedding_type": "learned_absolute"}),
         ("ML-3268", PACKED_OVER_TP, {"hybrid_context_parallel": True}),
-        ("ML-3373", GRAPHS_OF_ROUTERS, {"moe_token_dispatcher_type": "allgather"}),
-        ("ML-3373", GRAPHS_OF_ROUTERS, {"hybrid_override_pattern": None}),  # a GPT
-        ("ML-3373", GRAPHS_OF_ROUTERS, {"moe_pad_expert_input_to_capacity": True}),
+        ("ML-4500", GRAPHS_OF_ROUTERS, {"moe_token_dispatcher_type": "alltoall"}),
+        ("ML-4500", GRAPHS_OF_ROUTERS, {"hybrid_override_pattern": None}),  # a GPT
         ("ML-7213", MANY_MICROBATCHES, OF_MEGATRONS_TRAINER),
         ("ML-7213", HYBRID_CP, {"micro_batch_size": 4}),
         ("ML-3388", {"full_validation": True, "multiple_validation_sets": True}, {"multiple_validation_sets": False}),

@@ -132,30 +132,6 @@ DEFECTS = (
         "error) and 0.17.1; the commit of #4500 and its call in 0.18.2",
     ),
     Defect(
-        id="ML-3373",
-        effect="Experts may read the token counts of an earlier microbatch, because nothing waits until the CUDA "
-        "graph of the router has copied them to the host",
-        severity=3,
-        signs=Sign(
-            f"{_MOE_LAYER}._forward_mlp",
-            has="self._forward_mlp_expert_compute(hidden_states, probs)",
-            lacks="_router_dtoh_event",
-        ),
-        affects=lambda run: (  # other dispatchers, and full buffers, have no counts on the host
-            _captures_router(run)
-            and run.moe_token_dispatcher_type == "alltoall"
-            and not run.moe_pad_expert_input_to_capacity
-        ),
-        when="--cuda-graph-impl local with --cuda-graph-scope moe_router or moe_preprocess and "
-        "--moe-token-dispatcher-type alltoall, without --moe-pad-expert-input-to-capacity, in a hybrid model",
-        only_if="the copy takes longer than the host needs to get there",
-        instead="use another --cuda-graph-scope",
-        state="fixed in 0.17.0",
-        evidence="read",
-        second_reading="MoE layers of 0.16.1 and 0.17.1, and the models that have them; which dispatchers of 0.16.1 "
-        "copy counts to the host, and where; the commit of #3373",
-    ),
-    Defect(
         id="ML-3254",
         effect="The first step ends in an error of torch.stack, because the expert biases of teacher and student are "
         "updated together",
