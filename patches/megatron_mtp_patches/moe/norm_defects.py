@@ -13,10 +13,15 @@ from ..defects.conditions import (
     is_layer_wise,
     tensor_parallel,
 )
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Gap, Sign
 
 _MARKS_NO_EXPERTS = (
     Sign("megatron.core.extensions.transformer_engine:", lacks="param.allreduce = not use_expert_pgs"),
+)
+_MAKES_NEW_PARAMETERS = Gap(
+    lambda run: run.use_megatron_fsdp and run.init_model_with_meta_device,
+    when="--use-megatron-fsdp and --init-model-with-meta-device",
+    because="Megatron-FSDP then makes new parameters of experts, which do not have its marks",
 )
 
 
@@ -84,6 +89,7 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
+        unless=_MAKES_NEW_PARAMETERS,
         seen_by="norm",
         second_reading="linear layers of experts of 0.16.1 to 0.19.0 and of TransformerEngine 2.12, 2.14 and 2.16; the "
         "commit of #5916; its program; doctor of 0.17.1, 0.18.2 and 0.19.2 under its flags and just outside",
@@ -102,6 +108,7 @@ DEFECTS = (
         evidence="reproduced",
         instead="--disable-bias-linear",
         patch="count-experts-in-grad-norm",
+        unless=_MAKES_NEW_PARAMETERS,
         seen_by="norm",
         second_reading="linear layers of experts of 0.16.1 to 0.19.0, those of Megatron as well, and of "
         "TransformerEngine 2.16; the commit of #5916; its program on 0.18.2 and 0.19.2, with local experts, too; "

@@ -16,6 +16,11 @@ _MASKS = "--sft, --eod-mask-loss or --dataloader-inter-document-masking"
 _NO_MASKS = "without --sft, --eod-mask-loss and --dataloader-inter-document-masking"
 _MEGATRONS_LOSS = "but not in verl and ms-swift, which have their own loss of MTP layers there"
 _UNEVEN = "the positions that the MTP loss leaves out lie unevenly over the ranks"
+_DEALS_OUT_SEQUENCES = Gap(
+    lambda run: run.hybrid_context_parallel,
+    when="--hybrid-context-parallel",
+    because="it refuses MTP heads there",
+)
 
 
 def _cuts_sequences_per_token(run: Any) -> bool:
@@ -42,6 +47,7 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
+        unless=_DEALS_OUT_SEQUENCES,
         seen_by="finite",
         second_reading="sources of 0.16.1 to main, and what checks gradients for NaN there, also in fp16 and under "
         "Megatron-FSDP; the losses of verl and mcore-bridge; the pull request",
@@ -73,11 +79,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
-        unless=Gap(
-            lambda run: run.hybrid_context_parallel,
-            when="--hybrid-context-parallel",
-            because="it refuses MTP heads there",
-        ),
+        unless=_DEALS_OUT_SEQUENCES,
         second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull request; its program; "
         "doctor with and without masks; what the patch refuses",
     ),
@@ -93,6 +95,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
+        unless=_DEALS_OUT_SEQUENCES,
         second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull request; doctor with and "
         "without masks",
     ),

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..defects.conditions import has_latent_attention, has_megatron_fsdp, is_layer_wise, tensor_parallel, type_name
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Gap, Sign
 
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
 _SKIP = "grad_norm > grad_norm_skip_threshold"
@@ -17,6 +17,11 @@ _SKIPS_IN_CHAIN = (
 _LAYERS = "megatron.core.tensor_parallel.layers"
 # Megatron's trainer has no flag for it.
 _THRESHOLD = "OptimizerConfig.grad_norm_skip_threshold (--grad-norm-skip-threshold, which comes with the patch)"
+_REFUSES_CUDA_GRAPH = Gap(
+    lambda run: run.optimizer_cuda_graph,
+    when="--optimizer-cuda-graph",
+    because="it refuses that flag with a threshold",
+)
 
 
 def _has_threshold(run: Any) -> bool:
@@ -65,6 +70,7 @@ DEFECTS = (
         evidence="reproduced",
         only_if="a rank owns no main parameters",
         patch="skip-update-on-large-grad-norm",
+        unless=_REFUSES_CUDA_GRAPH,
         seen_by="copies",
         second_reading="sources of 0.18.2, 0.19.0 and main, and which optimizers skip there; its program; the scale of "
         "severities",
@@ -80,6 +86,7 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
+        unless=_REFUSES_CUDA_GRAPH,
         seen_by="finite",
         second_reading="sources of 0.18.2, 0.19.0 and main, and what looks for NaN there before the update; its "
         "program",
@@ -96,6 +103,7 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
+        unless=_REFUSES_CUDA_GRAPH,
         second_reading="sources of 0.18.2, 0.19.0 and main, and the optimizers that Megatron-FSDP has there; its "
         "program",
     ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_parallel, is_hybrid, loads_optimizer, shares_gradient_buffer
-from ..defects.declare import Defect, Sign
+from ..defects.conditions import expert_parallel, has_graph_scope, is_hybrid, loads_optimizer, shares_gradient_buffer
+from ..defects.declare import Defect, Gap, Sign
 
 _BUFFER = "megatron.core.distributed.param_and_grad_buffer"
 _START_SYNC = f"{_BUFFER}:_ParamAndGradBucketGroup.start_param_sync"
@@ -84,8 +84,15 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="quantize-weights-of-each-step",
+        unless=Gap(
+            lambda run: (
+                run.cuda_graph_impl in ("local", "transformer_engine") and not has_graph_scope(run, "full_iteration")
+            ),
+            when="--cuda-graph-impl local or transformer_engine, without --cuda-graph-scope full_iteration",
+            because="a captured layer does not read again whether a step begins",
+        ),
         second_reading="sources of 0.16.1, 0.18.2 and 0.19.0, and TransformerEngine's linear layer; its program; "
-        "its way out in the sources alone",
+        "its way out, and what CUDA graphs make of the patch, in the sources alone",
     ),
     Defect(
         id="ML-4800",
