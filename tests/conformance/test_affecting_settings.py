@@ -48,7 +48,7 @@ TWO_PARTS = {"world_size": 2, "tensor_model_parallel_size": 2, "expert_tensor_pa
 MUON = {"optimizer": "muon", "use_distributed_optimizer": True}
 FUSED_EXPERTS = {
     **FSDP, **TWO_MICROBATCHES, "data_parallel_sharding_strategy": "optim", "num_experts": 4, "moe_grouped_gemm": True,
-    "use_transformer_engine_op_fuser": True,
+    "use_transformer_engine_op_fuser": True, "recompute_granularity": "selective", "recompute_modules": ["moe"],
 }  # fmt: skip
 
 
@@ -57,8 +57,8 @@ FUSED_EXPERTS = {
     [
         ("ML-5975", GRAPHS, True),
         ("ML-5975", {**GRAPHS, "cuda_graph_scope": ["full_iteration"]}, False),
-        # a recipe that generates text
-        ("ML-5975", {**GRAPHS, "moe_pad_experts_for_cuda_graph_inference": True}, False),
+        # 0.16 and 0.17 ask for it in training, too
+        ("ML-5975", {**GRAPHS, "moe_pad_experts_for_cuda_graph_inference": True}, True),
         ("ML-5975", {**GRAPHS, "perform_rl_step": True}, False),  # generates text by graphs, trains without
         ("ML-5975", {**GRAPHS, "perform_rl_step": True, "rl_training_cuda_graphs": True}, True),
         ("ML-5975", {"cuda_graph_impl": "transformer_engine"}, False),
@@ -228,6 +228,8 @@ FUSED_EXPERTS = {
         ("fsdp-fused-experts-keep-last-microbatch", FUSED_EXPERTS, True),
         ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "use_transformer_engine_op_fuser": False}, False),
         ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "gradient_accumulation_fusion": False}, False),
+        ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "recompute_modules": ["moe_act"]}, False),
+        ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "recompute_granularity": "full"}, False),
     ],
 )
 def test_which_settings_decide(find_affecting, id, run, is_affected):

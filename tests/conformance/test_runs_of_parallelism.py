@@ -1,8 +1,11 @@
 """Runs of Megatron-FSDP, other parallelism, CUDA graphs and fused layers that a defect affects, and others."""
 
 from enum import Enum
+from types import SimpleNamespace
 
 import pytest
+from megatron_mtp_patches.defects.catalog import known_defects
+from megatron_mtp_patches.doctor.findings import RunSettings
 
 pytestmark = pytest.mark.forked("python")
 
@@ -20,6 +23,11 @@ FEWER_BUCKETS = {
     "fp8_param_gather": True,
     "overlap_grad_reduce": True,
 }
+DEALT_OUT = {"num_experts": 4, "tensor_model_parallel_size": 2, "expert_model_parallel_size": 2}
+STAGES_OF_EXPERTS = {
+    "num_experts": 4, "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1, "moe_layer_freq": 1,
+    "mtp_num_layers": 1, "pipeline_model_parallel_size": 2,
+}  # fmt: skip
 GRAPHS = {"cuda_graph_impl": "local"}
 COUNTED = {"num_experts": 4, **GRAPHS, "moe_router_enable_expert_bias": True}
 FUSED = {"use_transformer_engine_op_fuser": True, "overlap_param_gather": True}
@@ -72,6 +80,13 @@ TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embedding
         ("ML-4410", {**FEWER_BUCKETS, "overlap_grad_reduce": False}, False),
         ("ML-4410", {**FEWER_BUCKETS, "use_megatron_fsdp": True}, False),
         ("ML-4410", {**FEWER_BUCKETS, "fp8_param_gather": False}, False),
+        ("ML-4410b", FEWER_BUCKETS, False),
+        ("ML-4410b", {**FEWER_BUCKETS, "virtual_pipeline_model_parallel_size": 2}, True),
+        ("ML-2840", {**INSTANCES, **DEALT_OUT, "use_megatron_fsdp": True}, True),
+        ("ML-2840", {**INSTANCES, **DEALT_OUT, "use_megatron_fsdp": True, "expert_tensor_parallel_size": 1}, False),
+        ("ML-3401", STAGES_OF_EXPERTS, False),
+        ("ML-3401", {**STAGES_OF_EXPERTS, "moe_layer_freq": [0, 1]}, True),
+        ("ML-3401", {**STAGES_OF_EXPERTS, "account_for_embedding_in_pipeline_split": True}, True),
         ("ML-5975", {**GRAPHS, "inference_cuda_graph_scope": Scope.layer, "cuda_graph_modules": []}, True),
         ("ML-5975", {**GRAPHS, "inference_cuda_graph_scope": Scope.block, "cuda_graph_modules": []}, False),
         ("ML-5975", {**GRAPHS, "inference_cuda_graph_scope": "block", "cuda_graph_modules": ["attn"]}, True),
@@ -165,3 +180,22 @@ TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embedding
 )
 def test_a_run_and_one_just_outside(find_affecting, id, run, is_affected):
     assert (id in find_affecting(run)) is is_affected
+
+
+@pytest.mark.parametrize(
+    "id, run, is_left",
+    [
+        ("ML-5642", {"cuda_graph_impl": "local", "cuda_graph_scope": ["attn"]}, True),
+        ("ML-5642", {"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]}, False),
+        ("ML-5642", {"cuda_graph_impl": "none"}, False),
+        ("ML-3460c", {"optimizer_cuda_graph": True}, True),
+        ("ML-3460c", {"optimizer_cuda_graph": False}, False),
+        ("ML-5916", {"use_megatron_fsdp": True, "init_model_with_meta_device": True}, True),
+        ("ML-5916", {"use_megatron_fsdp": True}, False),
+        ("ML-7498b", {"hybrid_context_parallel": True}, True),
+        ("ML-7498b", {"hybrid_context_parallel": False}, False),
+    ],
+)
+def test_runs_from_which_a_patch_does_not_remove_a_defect(id, run, is_left):
+    (defect,) = (one for one in known_defects() if one.id == id)
+    assert bool(defect.unless.affects(RunSettings([SimpleNamespace(**run)], None))) is is_left

@@ -97,16 +97,24 @@ DEFECTS = (
         affects=lambda run: (
             run.mtp_num_layers
             and pipeline_parallel(run) > 1
-            and (run.moe_layer_freq not in (None, 1) or run.pipeline_model_parallel_layout)
+            and (
+                run.moe_layer_freq not in (None, 1)
+                or run.pipeline_model_parallel_layout
+                or run.account_for_embedding_in_pipeline_split
+            )
             and _logs_losses(run)
         ),
-        when="--mtp-num-layers with --moe-layer-freq or --pipeline-model-parallel-layout, "
-        "--pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff or --moe-z-loss-coeff",
+        when="--mtp-num-layers with --moe-layer-freq, --pipeline-model-parallel-layout or "
+        "--account-for-embedding-in-pipeline-split, --pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff or "
+        "--moe-z-loss-coeff",
         only_if="a pipeline stage has no MoE layer",
+        instead="split the layers so that each pipeline stage has an MoE layer (--decoder-first-pipeline-num-layers), "
+        "or over fewer stages",
         state="fixed in 0.17.0",
         evidence="reproduced",
         second_reading="what the losses are summed in on stages with and without experts in 0.16.1 and 0.17.1; the "
-        "trainer's call of 0.16.1",
+        "trainer's call of 0.16.1; its program with four layers, of which both stages or one have experts; how 0.16.1 "
+        "splits layers over stages",
     ),
     Defect(
         "ML-7404",

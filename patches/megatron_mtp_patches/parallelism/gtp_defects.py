@@ -40,9 +40,10 @@ def _is_tied(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-6080",
-        effect="Gradients of experts are summed over the ranks that have copies of dense weights, not over those that "
-        "have copies of a part of an expert, so experts train with wrong gradients",
-        severity=3,
+        effect="Experts count as dense weights: their gradients are summed, and with --use-distributed-optimizer their "
+        "weights gathered, over the ranks that have copies of dense weights, not over those that have copies of a part "
+        "of an expert, so parts of an expert are mixed, or copies of one drift apart",
+        severity=5,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TELinear.__init__",
             has="gtp",
@@ -63,7 +64,7 @@ DEFECTS = (
         seen_by="copies",
         second_reading="TransformerEngine's layers and the groups of ranks of 0.19.0 and main; what validates shards; "
         "doctor with equal and unequal numbers of shards; a run of 0.19.2 with shards of dense weights alone, which is "
-        "right",
+        "right; what 0.16.1 makes of two experts in one buffer of the distributed optimizer; the scale of severities",
     ),
     Defect(
         id="ML-6207",
@@ -115,12 +116,13 @@ DEFECTS = (
         ),
         when=f"{_DENSE}, with --mtp-num-layers, or without --untie-embeddings-and-output-weights and pipeline "
         f"parallelism, and without {_WITH_GRAPHS}",
-        only_if="the pipeline stage of MTP layers has decoder layers as well, or embeddings are tied",
+        only_if="a pipeline stage has an MTP layer beside decoder layers or other MTP layers, or embeddings are tied",
         instead=_NOT_DENSE,
         state="fixed on main",
         evidence="reproduced",
         second_reading="the prefetching of 0.19.0 and main, forward and backward; 0.19.2 on one process in place of "
-        "two, with MTP layers and tied embeddings on one stage and several; doctor just outside",
+        "two, with MTP layers and tied embeddings on one stage and several, also with MTP layers alone on a stage; "
+        "doctor just outside",
     ),
     Defect(
         id="ML-6565",

@@ -23,13 +23,13 @@ def _scopes(run: Any) -> set[str]:
 
 
 def _captures_layers(run: Any) -> bool:
-    """True if Megatron's own graphs capture layers in training; a run that pads experts for graphs generates text."""
-    captures = run.cuda_graph_impl == "local" and not run.moe_pad_experts_for_cuda_graph_inference
+    """True if Megatron's own graphs capture layers in training."""
     inference = getattr(run.inference_cuda_graph_scope, "name", run.inference_cuda_graph_scope)  # 0.18 and later
     is_one_block = inference == "block" and not run.cuda_graph_modules
     if is_one_block or (run.perform_rl_step and not run.rl_training_cuda_graphs):
         return False
-    return bool(captures and not _scopes(run) & {"full_iteration", "full_iteration_inference"})
+    is_one_graph = bool(_scopes(run) & {"full_iteration", "full_iteration_inference"})
+    return run.cuda_graph_impl == "local" and not is_one_graph
 
 
 def _captures_routers(run: Any) -> bool:
@@ -52,7 +52,8 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="read",
         second_reading="how graphs of 0.16.1 and 0.17.1 take, return and reuse buffers, and those of 0.18.2; which "
-        "layers 0.16.1 to 0.19.0 capture; doctor with graphs of layers, parts, blocks and whole iterations",
+        "layers 0.16.1 to 0.19.0 capture, and what they require of expert parallelism; doctor with graphs of layers, "
+        "parts, blocks and whole iterations",
     ),
     Defect(
         id="ML-4433b",
@@ -90,7 +91,7 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reported",
         second_reading="graphs of 0.16.1, their pool of buffers, and those of 0.17.1; the threads of #3970 and #4162; "
-        "doctor with graphs of layers",
+        "doctor with graphs of layers, also with expert parallelism, for which 0.16 and 0.17 ask for padded experts",
     ),
     Defect(
         id="ML-4162",
