@@ -17,11 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from megatron_mtp_patches.cli.doctor_setup import FAILS_FROM, import_trainer, prepare, silence
+from megatron_mtp_patches.cli.doctor_output import FAILS_FROM
 from megatron_mtp_patches.doctor.findings import Finding, RunSettings, find_defects
 from megatron_mtp_patches.doctor.flags import read
 from megatron_mtp_patches.doctor.launch_script import Command
 from megatron_mtp_patches.doctor.run_files import read_runs
+from megatron_mtp_patches.doctor.trainer import import_trainer, prepare, silence
 from megatron_mtp_patches.engine import UsageError
 
 from scripts.common.markdown import table

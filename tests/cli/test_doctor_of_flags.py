@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.cli import doctor_setup
 from megatron_mtp_patches.defects.conditions import is_vlm
 from megatron_mtp_patches.doctor import findings
+from megatron_mtp_patches.doctor import trainer as megatron_trainer
 from megatron_mtp_patches.doctor.findings import RunSettings
 from megatron_mtp_patches.doctor.flags import read
 from megatron_mtp_patches.megatrons import installed as installed_megatron
@@ -294,7 +294,7 @@ def test_options_without_flags_are_wrong_usage(command, words):
 
 
 def test_without_megatron_it_says_what_to_install_as_status_does(command, monkeypatch):
-    for module in (doctor_setup, installed_megatron):
+    for module in (megatron_trainer, installed_megatron):
         monkeypatch.setattr(module, "find_file", lambda name: None)
     done = command("doctor", "--", "--num-layers", "4")
     assert done.code == 1 and "megatron-core is not installed (pip install megatron-core, or" in done.err

@@ -5,8 +5,7 @@ from types import ModuleType
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.cli import doctor_setup
-from megatron_mtp_patches.doctor import flags
+from megatron_mtp_patches.doctor import flags, trainer
 
 from .training_flags import EXPERTS, SMALL
 
@@ -113,6 +112,6 @@ def test_flags_that_megatron_refuses_are_wrong_usage(doctor, flags, part):
 
 
 def test_without_the_trainer_flags_cannot_be_read(command, monkeypatch):
-    monkeypatch.setattr(doctor_setup, "find_file", lambda module: module if module == "megatron.core" else None)
+    monkeypatch.setattr(trainer, "find_file", lambda module: module if module == "megatron.core" else None)
     done = command("doctor", "--", "--num-layers", "4")
     assert done.code == 2 and "put a Megatron-LM checkout of this release on PYTHONPATH" in done.err

@@ -7,10 +7,11 @@ from dataclasses import asdict
 
 from ..doctor.findings import Finding, RunSettings, find_defects
 from ..doctor.flags import CommandLine, read, refusals
+from ..doctor.trainer import import_trainer, prepare, silence
 from ..engine import UsageError
 from ..megatrons.installed import describe_megatron
 from .console import make_printer
-from .doctor_setup import exit_code, import_trainer, prepare, show_findings, silence
+from .doctor_output import exit_code, show_findings
 
 
 def diagnose_flags(words: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:

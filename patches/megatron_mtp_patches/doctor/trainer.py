@@ -1,4 +1,4 @@
-"""What `doctor` does for flags and for files alike: Megatron in a rehearsal, the exit code, and a line a defect."""
+"""Megatron's trainer in a rehearsal, so that it reads flags in this process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 
 from .. import apply, rehearsal
-from ..doctor import start_line
-from ..doctor.findings import Finding, check_version
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from ..megatrons.installed import MEGATRON, describe_megatron, find_releases, find_transformer_engine, import_targets
-
-FAILS_FROM = 3  # the severity of a defect from which on the command ends with 1
+from . import start_line
+from .findings import check_version
 
 
 def prepare(world_size: int | None, transformer_engine: str | None) -> tuple[str | None, bool]:
@@ -77,22 +75,3 @@ def silence() -> Iterator[None]:
             yield
         finally:
             logging.disable(logging.NOTSET)
-
-
-def is_severe(finding: Finding) -> bool:
-    return finding.severity >= FAILS_FROM and not finding.is_removed
-
-
-def exit_code(findings: Iterable[Finding], is_doubtful: object) -> int:
-    return 1 if any(map(is_severe, findings)) else UsageError.exit_code if is_doubtful else 0
-
-
-def show_findings(show: Callable[..., None], findings: Iterable[Finding]) -> None:
-    """A line for each, coloured by what is left to do."""
-    for finding in findings:
-        removed = f"removed by {finding.patch}" + (f"; {finding.remedy}" if finding.remedy else "")
-        answer = removed if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
-        condition = f", if {finding.only_if}" if finding.only_if else ""
-        sure = {"read": "; read in the source", "reported": "; reported by others"}.get(finding.evidence, "")
-        text = f"* {finding.id}, severity {finding.severity}: {finding.text}{condition} ({finding.releases}{sure})"
-        show(f"{text}: {answer}", None if finding.is_removed else "red" if is_severe(finding) else "yellow")
