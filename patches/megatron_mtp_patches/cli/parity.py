@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from ..parity.cuts import Cut, list_cuts
 from ..parity.frameworks import make_run
 from ..parity.processes import prepare
 from ..parity.report import write_report
+from ..parity.scripts import find_script
 from ..parity.small import SmallRun, shrink
 from ..parity.study import MissingPackageError, Result, Study
 from ..parity.training import FrameworkRun
@@ -29,7 +29,6 @@ from .console import make_printer
 from .parity_output import describe_study, show_result, show_run, show_summary
 
 GOES_AWAY, STAYS = 1, 3  # exit codes
-SCRIPT, HYBRID_SCRIPTS = "pretrain_gpt.py", ("pretrain_hybrid.py", "pretrain_mamba.py")
 
 
 class Options(NamedTuple):
@@ -82,7 +81,7 @@ def compare_cuts(words: list[str], options: Options) -> int:
         PatchError: the script or Megatron's trainer does not import.
         UsageError: there is no script, the run made small does not train on one rank, or none of its cuts does.
     """
-    return _study_all([_Run("", _find_script("", words, options.script), tuple(words))], options, is_batch=False)
+    return _study_all([_Run("", find_script("", words, options.script), tuple(words))], options, is_batch=False)
 
 
 def compare_cuts_of_files(files: list[str], options: Options) -> int:
@@ -102,31 +101,11 @@ def _read_file(file: str, script: str | None) -> Iterator[_Run]:
     for name, run in runs:
         try:
             if isinstance(run, Command):
-                yield _Run(name, _find_script(run.script, run.flags, script), tuple(run.flags))
+                yield _Run(name, find_script(run.script, run.flags, script), tuple(run.flags))
             else:
                 yield _Run(name, make_run(run), configuration=run)
         except UsageError as error:
             yield _Run(name, refusal=str(error))
-
-
-def _find_script(of_run: str, words: list[str], chosen: str | None) -> str:
-    """The file to start: the one that was chosen, or that of the run by its name, here or beside Megatron."""
-    if chosen is not None:
-        if not Path(chosen).is_file():
-            raise UsageError(f"no such script: {chosen}")
-        return chosen
-    megatron = importlib.util.find_spec("megatron.core")
-    roots = [Path.cwd(), *([Path(str(megatron.origin)).parents[2]] if megatron and megatron.origin else [])]
-    is_hybrid = any(word.startswith(("--hybrid-layer-pattern", "--hybrid-override-pattern")) for word in words)
-    names = [Path(of_run).name] if of_run else [*HYBRID_SCRIPTS] if is_hybrid else [SCRIPT]
-    for root in roots:
-        for name in names:
-            if (root / name).is_file():
-                return str(root / name)
-    raise UsageError(
-        f"parity trains with Megatron-LM's {names[0]}, which no wheel has, and there is none here or beside "
-        f"{describe_megatron()}: run it in a checkout, or name the script of the run with --script"
-    )
 
 
 def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import status
 from ..megatrons.installed import describe_megatron
-from ..parity.comparison import HIDDEN
+from ..parity.comparison import HIDDEN, Deviation
 from ..parity.small import SmallRun
 from ..parity.study import Explanation, Result, Study, applied_patches
 from ..parity.training import FrameworkRun
@@ -50,7 +50,7 @@ def show_result(show: Show, result: Result) -> None:
         show(f"{head}: {len(result.findings)} quantities are not those of one rank", style="bold red")
         for one in result.findings[:SHOWN]:
             show(f"    {one}")
-        show(f"    {describe_beginning(result)}")
+        show(f"    {describe_beginning(result.verdict and result.verdict.begins)}")
     else:
         show(f"{head}: {'differs as Megatron defines it' if result.depends_on_cut else 'equal'}", style="green")
     for dependence, deviations in result.verdict.dependences.items():
@@ -70,9 +70,8 @@ def show_result(show: Show, result: Result) -> None:
         show(f"    with all patches it {'is equal' if result.goes_away else 'still differs'}")
 
 
-def describe_beginning(result: Result) -> str:
-    """Where the deviation begins."""
-    begins = result.verdict.begins if result.verdict else None
+def describe_beginning(begins: Deviation | None) -> str:
+    """Where the deviations begin."""
     if begins is None:
         return "it begins after the backward pass of the hidden states, or in a part that is not watched"
     backward = "in the backward pass, with the " if begins.kind == HIDDEN[1] else "with the "

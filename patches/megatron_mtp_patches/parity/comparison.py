@@ -61,26 +61,29 @@ def merge(ranks: list[Parts]) -> Whole:
 
 
 def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
-    """Yield how far each quantity of a cut is from that of the reference; those of HIDDEN in the order of a step."""
-    (one,) = reference
-    for index, norm in enumerate(one.norms):
+    """Yield how far each quantity of a cut is from that of the reference; those of HIDDEN in the order of a step.
+
+    The reference has one rank, or the ranks of the same cut.
+    """
+    for index in range(len(reference[0].norms)):
         step = index + 1
-        yield from _compare_hidden(step, one.hidden, [record.hidden for record in cut])
-        losses = _of_any_rank([record.losses[index] for record in cut])
-        for name, value in one.losses[index].items():
-            yield Deviation(step, "loss", name, _worst(value, losses.get(name)))
+        yield from _compare_hidden(step, *([record.hidden for record in ranks] for ranks in (reference, cut)))
+        one, other = (_of_any_rank([record.losses[index] for record in ranks]) for ranks in (reference, cut))
+        for name, value in one.items():
+            yield Deviation(step, "loss", name, _worst(value, other.get(name)))
         for rank, record in enumerate(cut):
+            norm = reference[rank if len(reference) == len(cut) else 0].norms[index]
             yield Deviation(step, "gradient norm", f"of rank {rank}", _apart(norm, record.norms[index]))
-        line = cut[-1].lines[index]
-        compared = {"grad norm", *one.losses[index]}  # above, with more digits than a line has
-        for name in sorted((one.lines[index].keys() | line.keys()) - compared):
-            yield Deviation(step, "log", name, _apart_as_printed(one.lines[index].get(name), line.get(name)))
-        gradients = [record.gradients[index] for record in cut]
-        yield from _compare_tensors(step, "gradient", merge([one.gradients[index]]), merge(gradients))
-        buffers = [record.buffers[index] for record in cut]
-        yield from _compare_tensors(step, "buffer", merge([one.buffers[index]]), merge(buffers))
-    updates = merge([_first_update(record) for record in cut])
-    yield from _compare_tensors(1, "update", merge([_first_update(one)]), updates, one.gradients[0])
+        lines = reference[-1].lines[index], cut[-1].lines[index]
+        compared = {"grad norm", *one}  # above, with more digits than a line has
+        for name in sorted((lines[0].keys() | lines[1].keys()) - compared):
+            yield Deviation(step, "log", name, _apart_as_printed(*(line.get(name) for line in lines)))
+        for kind, parts in (("gradient", "gradients"), ("buffer", "buffers")):
+            whole, others = (merge([getattr(record, parts)[index] for record in ranks]) for ranks in (reference, cut))
+            yield from _compare_tensors(step, kind, whole, others)
+    whole, others = (merge([_first_update(record) for record in ranks]) for ranks in (reference, cut))
+    unit = merge([record.gradients[0] for record in reference])
+    yield from _compare_tensors(1, "update", whole, others, unit)
 
 
 def _first_update(record: Record) -> Parts:
@@ -92,18 +95,17 @@ def _first_update(record: Record) -> Parts:
     }
 
 
-def _compare_hidden(step: int, one: HiddenStates, ranks: list[HiddenStates]) -> Iterator[Deviation]:
+def _compare_hidden(step: int, one: list[HiddenStates], other: list[HiddenStates]) -> Iterator[Deviation]:
     for kind, name in zip(HIDDEN, ("states", "gradients"), strict=True):
-        wholes = [merge([getattr(hidden, name).get(step, {}) for hidden in some]).values for some in ([one], ranks)]
+        wholes = [merge([getattr(hidden, name).get(step, {}) for hidden in ranks]).values for ranks in (one, other)]
         for key in (key for key in wholes[0] if key in wholes[1]):
             apart = float((wholes[0][key] - wholes[1][key]).norm()) / max(float(wholes[0][key].norm()), 1e-30)
             yield Deviation(step, kind, key, float("inf") if apart != apart else apart)
 
 
-def _compare_tensors(step: int, kind: str, one: Whole, other: Whole, unit: Parts | None = None) -> Iterator[Deviation]:
+def _compare_tensors(step: int, kind: str, one: Whole, other: Whole, unit: Whole | None = None) -> Iterator[Deviation]:
     """Yield the norms of differences, as parts of the norm of the reference or of `unit`."""
-    units = merge([unit]).values if unit else one.values
-    norms = {name: float(value.norm()) for name, value in units.items()}
+    norms = {name: float(value.norm()) for name, value in (unit or one).values.items()}
     largest = max(norms.values(), default=0.0)
     for name in sorted(one.values.keys() | other.values.keys()):
         if name in one.values and name in other.values:
@@ -113,7 +115,7 @@ def _compare_tensors(step: int, kind: str, one: Whole, other: Whole, unit: Parts
         else:
             yield Deviation(step, kind, name, float("inf"))
     for name, apart in other.copies.items():
-        yield Deviation(step, "copies", f"{kind} {name}", apart)
+        yield Deviation(step, "copies", f"{kind} {name}", max(0.0, apart - one.copies.get(name, 0.0)))
 
 
 def _of_any_rank(losses: list[dict[str, list[float]]]) -> dict[str, list[float]]:
