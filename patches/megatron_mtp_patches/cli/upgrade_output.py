@@ -1,0 +1,80 @@
+"""What `upgrade` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ..doctor.findings import Finding
+from ..upgrade.comparison import Change, Comparison
+from ..upgrade.reading import CONFIGURATIONS, Reading
+from .doctor_output import show_findings
+
+if TYPE_CHECKING:
+    from ..upgrade.numbers import CutNumbers, Functions
+
+SHOWN = 4  # deviations of a cut
+Show = Callable[..., None]
+
+
+def show_comparison(show: Show, readings: Iterable[Reading], comparison: Comparison) -> None:
+    for word, reading in zip(("from", "to  "), readings, strict=True):
+        show(f"{word} {reading.megatron}; {reading.transformer_engine}")
+    for flag in comparison.refused:
+        show(f"the newer Megatron does not know {flag}", "red")
+    for title, findings in (("go", comparison.gone), ("come", comparison.new)):
+        show(f"\nKnown defects of this run that {title}: {len(findings)}", "bold")
+        show_findings(show, (Finding(**one) for one in findings))
+    left = sum(not one["is_removed"] for one in comparison.shared)
+    show(f"In both: {len(comparison.shared)}, of which the patches leave {left} (`doctor -- FLAGS` names them)")
+    added, dropped = ([one for one in some if not one.is_off] for some in (comparison.added, comparison.dropped))
+    for title, changes in (
+        ("Settings of this run with another value", comparison.changed),
+        (f"New settings that are on or have a value, beside {len(comparison.added) - len(added)} that are off", added),
+        ("Settings that are gone and were on or had a value", dropped),
+    ):
+        show(f"\n{title}: {len(changes)}", "bold")
+        _show_changes(show, changes)
+    show(f"\nPatches that become superfluous: {len(comparison.superfluous)}", "bold")
+    removing = {one["patch"] for one in comparison.gone}
+    for name in comparison.superfluous:
+        show(f"* {name}" + " (it removes a defect of this run)" * (name in removing))
+
+
+def _show_changes(show: Show, changes: Iterable[Change]) -> None:
+    """Show those of the model, of the optimizer and of data parallelism first."""
+    parts = [*CONFIGURATIONS, "trainer"]
+    for one in sorted(changes, key=lambda change: parts.index(change.part)):
+        value = " -> ".join(filter(None, (one.before, one.after)))
+        show(f"* {one.name} ({one.part}): {value}")
+
+
+def show_numbers(show: Show, cuts: Iterable[CutNumbers], functions: Functions) -> None:
+    """Print the numbers of a run made small in both Megatrons."""
+    from .parity_output import describe_beginning
+
+    show("\nThe run made small, with the same weights and samples in both:", "bold")
+    for cut in cuts:
+        if any(cut.refusals):
+            sides = ("from", cut.refusals[0]), ("to", cut.refusals[1])
+            show(f"{cut.name}: does not train: {'; '.join(f'{side}: {why}' for side, why in sides if why)}", "yellow")
+            continue
+        answer = f"{len(cut.deviations)} quantities differ" if cut.deviations else "equal"
+        show(f"{cut.name}: {answer}", "bold red" if cut.deviations else "green")
+        for step, line in enumerate(cut.lines, 1):
+            show(f"    step {step}: {', '.join(_side_by_side(name, *values) for name, values in line.items())}")
+        for one in cut.deviations[:SHOWN]:
+            show(f"    {one}")
+        if cut.deviations:
+            show(f"    {describe_beginning(cut.begins)}")
+    show(
+        f"Functions of Megatron that ran on one rank: {len(functions.changed)} with another source, "
+        f"{len(functions.new)} only in the newer one, {len(functions.gone)} only in the older one",
+        "bold",
+    )
+    for name in functions.changed:
+        show(f"* {name}")
+
+
+def _side_by_side(name: str, before: float | None, after: float | None) -> str:
+    return f"{name} {before}" if before == after else f"{name} {before} -> {after}"

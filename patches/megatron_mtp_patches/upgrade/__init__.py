@@ -1,0 +1,1 @@
+"""What another Megatron changes for a run."""

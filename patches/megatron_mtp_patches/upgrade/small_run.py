@@ -1,0 +1,139 @@
+"""Trains a run made small in one Megatron, on one rank and on each cut of its layout, as `parity` does.
+
+Weights depend on their names and places alone, samples on their index, so that two Megatrons train the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import sys
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ..engine import UsageError
+from ..engine.source import ask, find_definition
+from ..parity.cuts import list_cuts, reference_flags
+from ..parity.flags import join
+from ..parity.processes import Failed, prepare, run, run_with
+from ..parity.samples import UNEVEN
+from ..parity.scripts import find_script
+from ..parity.small import shrink
+from ..parity.study import Study
+from ..parity.training import Job, Record, train
+from ..parity.verdict import Tolerance
+from .trees import Tree
+
+ONE_RANK = "one rank"
+_PACKAGE = "megatron."
+
+
+class SmallRunOptions(NamedTuple):
+    """How a run is made small.
+
+    Attributes:
+        script: the file that a user starts; '' for the one beside Megatron.
+        dtype: "fp32" or "bf16".
+        ranks: the most of a cut; 1 for one rank alone.
+        flags: of the run.
+        draw: which random weights; None for the first ones of which a small change moves the gradients little.
+    """
+
+    script: str
+    dtype: str
+    ranks: int
+    flags: tuple[str, ...]
+    draw: int | None = None
+
+
+class SmallRunNumbers(NamedTuple):
+    """What the trainings of a small run have left.
+
+    Attributes:
+        records: {name of a cut: those of its ranks}; that of one rank is called ONE_RANK.
+        refusals: {name of a cut: why it does not train}.
+        functions: {function of Megatron that ran on one rank: digest of its source}.
+        draw: which random weights.
+        tolerance: how far numbers may deviate from those of one rank; None where the draw was given.
+    """
+
+    records: dict[str, list[Record]]
+    refusals: dict[str, str]
+    functions: dict[str, str]
+    draw: int
+    tolerance: Tolerance | None
+
+
+def train_in(tree: Tree, options: SmallRunOptions) -> SmallRunNumbers:
+    """Train the run made small in this Megatron.
+
+    Raises:
+        UsageError: there is no script, or the run made small does not train on one rank.
+        PatchError: the script or Megatron's trainer does not import.
+    """
+    answer = io.BytesIO(tree.call(f"{__name__}:train_here", tuple(options)))
+    return SmallRunNumbers(*torch.load(answer, weights_only=False))
+
+
+def train_here(values: tuple[Any, ...]) -> bytes:
+    """Train a run with these values of `SmallRunOptions` in the Megatron that this process imports."""
+    buffer = io.BytesIO()
+    torch.save(
+        tuple(_train(SmallRunOptions(*values))), buffer
+    )  # Megatron has pickle load tensors by a function of its own
+    return buffer.getvalue()
+
+
+def _train(options: SmallRunOptions) -> SmallRunNumbers:
+    script = find_script("", list(options.flags), options.script or None)
+    prepare(script)
+    small = shrink(list(options.flags), options.dtype)
+    draw, tolerance = options.draw, None
+    if draw is None:
+        study = Study(script, small, UNEVEN)
+        draw, tolerance = study.trainings.draw, study.reference.tolerance
+    one_rank = run_with(Job(script, join(reference_flags(small)), 1, UNEVEN, draw), _trace)
+    if isinstance(one_rank, Failed):
+        raise UsageError(f"the run made small does not train on one rank: {one_rank.error}")
+    ((record, ran),) = one_rank
+    records, refusals = {ONE_RANK: [record]}, {}
+    for cut in list_cuts(small, options.ranks) if options.ranks > 1 else ():
+        trained = run(Job(script, join(cut.flags), cut.ranks, UNEVEN, draw))
+        if isinstance(trained, Failed):
+            refusals[cut.name] = trained.error
+        else:
+            records[cut.name] = trained
+    for record in (record for ranks in records.values() for record in ranks):
+        record.arguments.clear()  # which have enumerations of this Megatron
+    return SmallRunNumbers(records, refusals, _digest(ran), draw, tolerance)
+
+
+def _trace(job: Job) -> tuple[Record, set[tuple[str, str]]]:
+    """Train as this rank; also return the (module, name) of each function of Megatron that ran."""
+    ran: set[tuple[str, str]] = set()
+
+    def remember(frame: FrameType, event: str, _: object) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.startswith(_PACKAGE):
+            ran.add((module, getattr(frame.f_code, "co_qualname", frame.f_code.co_name)))
+
+    sys.setprofile(remember)
+    try:
+        return train(job), ran
+    finally:
+        sys.setprofile(None)
+
+
+def _digest(ran: set[tuple[str, str]]) -> dict[str, str]:
+    """The source of each function that can be looked up by its name, with what is defined inside it."""
+    names = {(module, name.partition(".<locals>")[0]) for module, name in ran}
+    digests = {f"{module}:{name}": ask(_digest_definition, module, name) for module, name in sorted(names)}
+    return {name: digest for name, digest in digests.items() if digest}
+
+
+def _digest_definition(tree: ast.Module, name: str) -> str | None:
+    node = find_definition(tree, name)
+    return None if node is None else hashlib.sha256(ast.unparse(node).encode()).hexdigest()[:16]

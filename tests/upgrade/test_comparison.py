@@ -1,0 +1,48 @@
+"""What changes between two readings of a run."""
+
+import pytest
+from megatron_mtp_patches.upgrade.comparison import Change, compare
+from megatron_mtp_patches.upgrade.reading import Reading
+
+pytestmark = pytest.mark.forked("python")
+
+
+def _read(findings=(), unknown=(), settings=(), patches=()):
+    return Reading(
+        megatron="a Megatron",
+        transformer_engine="none",
+        world_size=1,
+        findings=[{"id": one, "patch": f"remove-{one}"} for one in findings],
+        unknown=list(unknown),
+        settings={name: (value, "model") for name, value in dict(settings).items()},
+        patches=dict(patches),
+    )
+
+
+def test_defects_go_come_and_stay():
+    comparison = compare(_read(["A", "B"]), _read(["B", "C"]))
+    names = [[one["id"] for one in part] for part in (comparison.gone, comparison.new, comparison.shared)]
+    assert names == [["A"], ["C"], ["B"]]
+
+
+def test_only_flags_that_the_older_one_knows_are_refused():
+    assert compare(_read(unknown=["--of-the-script"]), _read(unknown=["--of-the-script", "--gone"])).refused == [
+        "--gone"
+    ]
+
+
+def test_settings_change_come_and_go():
+    comparison = compare(
+        _read(settings={"same": "1", "other": "1", "gone": "True", "gone_and_off": "False"}),
+        _read(settings={"same": "1", "other": "2", "new": "0.5", "new_and_off": "None"}),
+    )
+    assert comparison.changed == [Change("other", "model", "1", "2")]
+    assert comparison.added == [Change("new", "model", "", "0.5"), Change("new_and_off", "model", "", "None")]
+    assert [one.name for one in comparison.added + comparison.dropped if one.is_off] == ["new_and_off", "gone_and_off"]
+    assert not Change("switched", "model", "True", "False").is_off
+
+
+def test_a_patch_is_superfluous_that_becomes_native():
+    before = _read(patches={"a": "applied", "b": "native", "c": "applied", "d": "repaired"})
+    after = _read(patches={"a": "native", "b": "native", "c": "repaired", "d": "native"})
+    assert compare(before, after).superfluous == ["a", "d"]
