@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..doctor.findings import Finding
@@ -28,25 +29,29 @@ def show_comparison(show: Show, readings: Iterable[Reading], comparison: Compari
     left = sum(not one["is_removed"] for one in comparison.shared)
     show(f"In both: {len(comparison.shared)}, of which the patches leave {left} (`doctor -- FLAGS` names them)")
     added, dropped = ([one for one in some if not one.is_off] for some in (comparison.added, comparison.dropped))
-    for title, changes in (
-        ("Settings of this run with another value", comparison.changed),
-        (f"New settings that are on or have a value, beside {len(comparison.added) - len(added)} that are off", added),
-        ("Settings that are gone and were on or had a value", dropped),
-    ):
-        show(f"\n{title}: {len(changes)}", "bold")
-        _show_changes(show, changes)
+    show(f"\nSettings of this run with another value: {len(comparison.changed)}", "bold")
+    for one in _in_order(comparison.changed):
+        show(f"* {one.name} ({one.part}): {one.before} -> {one.after}")
+    off = len(comparison.added) - len(added)
+    show(f"\nNew settings that are on or have a value, beside {off} that are off: {len(added)}", "bold")
+    _show_by_part(show, added)
+    show(f"\nSettings that are gone and were on or had a value: {len(dropped)}", "bold")
+    _show_by_part(show, dropped)
     show(f"\nPatches that become superfluous: {len(comparison.superfluous)}", "bold")
     removing = {one["patch"] for one in comparison.gone}
     for name in comparison.superfluous:
         show(f"* {name}" + " (it removes a defect of this run)" * (name in removing))
 
 
-def _show_changes(show: Show, changes: Iterable[Change]) -> None:
-    """Show those of the model, of the optimizer and of data parallelism first."""
+def _in_order(changes: Iterable[Change]) -> list[Change]:
+    """Those of the model, of the optimizer and of data parallelism first."""
     parts = [*CONFIGURATIONS, "trainer"]
-    for one in sorted(changes, key=lambda change: parts.index(change.part)):
-        value = " -> ".join(filter(None, (one.before, one.after)))
-        show(f"* {one.name} ({one.part}): {value}")
+    return sorted(changes, key=lambda change: parts.index(change.part))
+
+
+def _show_by_part(show: Show, changes: Iterable[Change]) -> None:
+    for part, several in groupby(_in_order(changes), key=lambda change: change.part):
+        show(f"* {part}: {', '.join(f'{one.name} {one.before or one.after}' for one in several)}")
 
 
 def show_numbers(show: Show, cuts: Iterable[CutNumbers], functions: Functions) -> None:

@@ -94,7 +94,11 @@ def _describe_settings(sources: list[object]) -> dict[str, tuple[str, str]]:
     for source in sources:
         values |= vars(source)
     values.pop("megatron_mtp_patches", None)  # the record of the patches
-    return {name: (_describe(value), configured.get(name, "trainer")) for name, value in values.items()}
+    return {
+        name: (_describe(value), configured.get(name, "trainer"))
+        for name, value in values.items()
+        if not name.startswith("_")
+    }
 
 
 def _describe(value: object) -> str:
