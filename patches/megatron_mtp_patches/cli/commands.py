@@ -58,12 +58,13 @@ def doctor(arguments: argparse.Namespace) -> int:
 def parity(arguments: argparse.Namespace) -> int:
     if bool(arguments.batch) == ("--" in arguments.words):
         raise UsageError("parity needs either the flags of a training, parity ... -- FLAGS, or --batch FILE ...")
-    if arguments.batch and arguments.save:
-        raise UsageError("--save is for one run: give its flags after --")
+    if arguments.save and (arguments.batch or arguments.resume):
+        raise UsageError("--save is for one run, given by its flags after --, and not for --resume")
     from .parity import Options, compare_cuts, compare_cuts_of_files
 
     one = arguments
-    options = Options(one.script, one.ranks, one.cut, one.data, one.dtype, one.save, one.json)
+    dtype = one.dtype or ("bf16" if one.resume else "fp32")
+    options = Options(one.script, one.ranks, one.cut, one.data, dtype, one.save, one.resume, one.json)
     if one.batch:
         return compare_cuts_of_files(one.batch, options)
     return compare_cuts(one.words[one.words.index("--") + 1 :], options)

@@ -21,12 +21,14 @@ from ..parity.cuts import Cut, list_cuts
 from ..parity.frameworks import make_run
 from ..parity.processes import prepare
 from ..parity.report import write_report
+from ..parity.resume import Resume, try_resumes
 from ..parity.scripts import find_script
 from ..parity.small import SmallRun, shrink
 from ..parity.study import MissingPackageError, Result, Study
 from ..parity.training import FrameworkRun
 from .console import make_printer
 from .parity_output import describe_study, show_result, show_run, show_summary
+from .resume_output import describe_resume, show_resume, show_summary_of_resumes
 
 GOES_AWAY, STAYS = 1, 3  # exit codes
 
@@ -41,6 +43,7 @@ class Options(NamedTuple):
         data: "uneven" loss masks, or "whole" ones.
         dtype: "fp32" or "bf16", of the small run.
         save: where to write a program that shows the first finding; '' for nowhere.
+        resumes: compare resumes with the run that went on, and not cuts with one rank.
         as_json: print one JSON object at the end, and nothing before.
     """
 
@@ -50,6 +53,7 @@ class Options(NamedTuple):
     data: str
     dtype: str
     save: str
+    resumes: bool
     as_json: bool
 
 
@@ -131,6 +135,11 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
             hints = run.find_hints()
             for hint in hints:
                 show(hint, style="yellow")
+            if options.resumes:
+                resumes = _try_resumes(run, options, show, start)
+                answers.append({"run": run.name, "hints": hints, "resumes": list(map(describe_resume, resumes))})
+                codes.append(_exit_code_of_resumes(resumes))
+                continue
             study, results = _study(run, options, show, start)
         except (MissingPackageError, UsageError) as error:
             if not is_batch:
@@ -149,7 +158,8 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
     return code
 
 
-def _study(run: _Run, options: Options, show: Callable[..., None], start: float) -> tuple[Study, list[Result]]:
+def _begin(run: _Run, options: Options, show: Callable[..., None], start: float) -> tuple[Study, list[Cut]]:
+    """Make the run small and train it on one rank; also return its cuts."""
     with _quiet():
         script, dtype = run.script, options.dtype
         small = shrink(list(run.flags), dtype) if isinstance(script, str) else script.shrink(dtype)
@@ -160,6 +170,11 @@ def _study(run: _Run, options: Options, show: Callable[..., None], start: float)
     show(f"one rank: trained{draws}, {time.monotonic() - start:.0f} s since the start")
     for note in study.notes:
         show(note, style="yellow")
+    return study, cuts
+
+
+def _study(run: _Run, options: Options, show: Callable[..., None], start: float) -> tuple[Study, list[Result]]:
+    study, cuts = _begin(run, options, show, start)
     results: list[Result] = []
     try:
         for result in study.results(cuts):
@@ -174,6 +189,25 @@ def _study(run: _Run, options: Options, show: Callable[..., None], start: float)
     if options.save and isinstance(run.script, str):
         show(write_report(Path(options.save), run.script, study, results))
     return study, results
+
+
+def _try_resumes(run: _Run, options: Options, show: Callable[..., None], start: float) -> list[Resume]:
+    if not isinstance(run.script, str):
+        raise UsageError("--resume is for runs of Megatron's trainer: parity saves no checkpoint of a framework")
+    study, cuts = _begin(run, options, show, start)
+    results = []
+    for result in try_resumes(study, cuts):
+        results.append(result)
+        show_resume(show, result)
+    show_summary_of_resumes(show, results, time.monotonic() - start)
+    return results
+
+
+def _exit_code_of_resumes(results: list[Resume]) -> int:
+    differing = [one for one in results if one.deviations]
+    if not differing:
+        return UsageError.exit_code * any(one.refusal and one.is_same_layout for one in results)
+    return GOES_AWAY if all(one.goes_away for one in differing) else STAYS
 
 
 def _choose_cuts(small: SmallRun, options: Options) -> list[Cut]:

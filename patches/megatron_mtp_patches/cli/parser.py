@@ -90,7 +90,15 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         "--cut", action="append", default=[], metavar="NAME", help="only the cut of this name, as 'TP2 PP2'; repeatable"
     )
     parity.add_argument("--data", choices=["uneven", "whole"], default="uneven", help="which tokens the loss counts")
-    parity.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the small run")
+    parity.add_argument(
+        "--dtype", choices=["fp32", "bf16"], help="of the small run (default: fp32; with --resume bf16)"
+    )
+    parity.add_argument(
+        "--resume",
+        action="store_true",
+        help="instead, save after the first step, resume on the same ranks and on others, and compare with the run "
+        "that went on",
+    )
     parity.add_argument("--save", default="", metavar="FILE", help="write a program that shows the first finding")
     parity.add_argument("--json", action="store_true", help="for programs")
     parity.set_defaults(carry_out=commands.parity)

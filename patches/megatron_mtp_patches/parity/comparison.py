@@ -28,7 +28,7 @@ class Deviation(NamedTuple):
 
     Attributes:
         step: counted from 1.
-        kind: "loss", "gradient norm", "log", "gradient", "update", "buffer" or "copies"; or one of HIDDEN.
+        kind: "loss", "gradient norm", "log", "gradient", "update", "buffer", "weight" or "copies"; or one of HIDDEN.
         name: of the loss, metric, weight, buffer or hidden state; the rank of a gradient norm.
         size: relative; infinite where one of the two lacks it.
     """
@@ -84,6 +84,12 @@ def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
     whole, others = (merge([_first_update(record) for record in ranks]) for ranks in (reference, cut))
     unit = merge([record.gradients[0] for record in reference])
     yield from _compare_tensors(1, "update", whole, others, unit)
+
+
+def compare_weights(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
+    """Yield how far the weights before the first step are from those of the reference."""
+    whole, others = (merge([record.weights[0] for record in ranks]) for ranks in (reference, cut))
+    yield from _compare_tensors(1, "weight", whole, others)
 
 
 def _first_update(record: Record) -> Parts:

@@ -87,6 +87,12 @@ def reference_flags(run: SmallRun) -> tuple[Flag, ...]:
     return tuple(flag for flag in run.flags if flag.name not in (LAYOUT | SHARDING | OF_AXIS.keys()) - kept)
 
 
+def sharded_reference(run: SmallRun) -> tuple[Flag, ...]:
+    """The flags of the run on one rank with the optimizer and the checkpoints that its data-parallel ranks have."""
+    sharding = (flag for flag in _sharding(run) if flag.name != "--num-distributed-optimizer-instances")
+    return tuple(dict.fromkeys((*reference_flags(run), *sharding)))
+
+
 def list_cuts(run: SmallRun, most_ranks: int) -> Iterator[Cut]:
     """Yield each axis of the layout alone, then pairs of axes, then the whole layout; each axis has a size of 2."""
     axes = list(_axes(run))

@@ -8,7 +8,7 @@ from typing import Any
 from ..doctor.findings import Finding, RunSettings, find_defects
 from .samples import WHOLE
 
-WRONG_LOG = "wrong log"
+WRONG_LOG, LOST_STATE = "wrong log", "lost state"
 KINDS = {"wrong numbers", WRONG_LOG}
 
 
@@ -24,6 +24,12 @@ def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str
     acting = [one for one in find_defects(_settings(cut, data)) if one.kind in KINDS and not one.is_removed]
     in_reference = {one.id for one in find_defects(_settings(reference, data))}
     return sorted(((one, one.id in in_reference) for one in acting), key=lambda pair: pair[1])
+
+
+def known_losses(arguments: dict[str, Any], data: str) -> list[Finding]:
+    """The known defects that change a resume with these arguments, and that the patches of this process leave."""
+    found = find_defects(_settings(arguments, data))
+    return [one for one in found if one.kind in {*KINDS, LOST_STATE} and not one.is_removed]
 
 
 def _settings(arguments: dict[str, Any], data: str) -> RunSettings:

@@ -31,6 +31,13 @@ class HiddenStates:
         self.states: dict[int, Parts] = {}
         self.gradients: dict[int, Parts] = {}
 
+    def after(self, steps: int) -> HiddenStates:
+        """Those of the steps after so many, which are counted from 1 again."""
+        later = HiddenStates()
+        for name in ("states", "gradients"):
+            setattr(later, name, {step - steps: parts for step, parts in getattr(self, name).items() if step > steps})
+        return later
+
     def watch(self, model: Any) -> None:
         """Record what the parts of a model return for each microbatch. The model is not wrapped."""
         recorder = _Recorder(self, model.config.calculate_per_token_loss)

@@ -8,7 +8,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -32,7 +32,7 @@ MODELS = (
 _LINE = re.compile(r"iteration +\d+/ +\d+ \|.*")
 _PAIR = re.compile(r"\| *([^|:]+): +([-+\d.naifE]+)")
 # Of a line of the log: what no cut has to share.
-_OF_THE_MACHINE = re.compile(r"time|throughput|learning|consumed|memory|size|number of|per day|TFLOP|tokens/s")
+_OF_THE_MACHINE = re.compile(r"time|throughput|memory|size|number of|per day|TFLOP|tokens/s")
 
 
 class FrameworkRun(Protocol):
@@ -117,6 +117,14 @@ class Record:
     hidden: HiddenStates = field(default_factory=HiddenStates)
     unplaced: list[str] = field(default_factory=list)
     arguments: dict[str, Any] = field(default_factory=dict)
+
+    def after(self, steps: int) -> Record:
+        """The record of the steps after so many."""
+        later = {
+            name: getattr(self, name)[steps:]
+            for name in ("losses", "norms", "lines", "gradients", "weights", "buffers")
+        }
+        return replace(self, **later, hidden=self.hidden.after(steps))
 
 
 def train(job: Job) -> Record:
