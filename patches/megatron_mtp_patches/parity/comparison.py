@@ -28,7 +28,8 @@ class Deviation(NamedTuple):
 
     Attributes:
         step: counted from 1.
-        kind: "loss", "gradient norm", "log", "gradient", "update", "buffer", "weight" or "copies"; or one of HIDDEN.
+        kind: "loss", "gradient norm", "log", "gradient", "update", "buffer", "weight", "random state" or "copies"; or
+            one of HIDDEN.
         name: of the loss, metric, weight, buffer or hidden state; the rank of a gradient norm.
         size: relative; infinite where one of the two lacks it.
     """
@@ -90,6 +91,14 @@ def compare_weights(reference: list[Record], cut: list[Record]) -> Iterator[Devi
     """Yield how far the weights before the first step are from those of the reference."""
     whole, others = (merge([record.weights[0] for record in ranks]) for ranks in (reference, cut))
     yield from _compare_tensors(1, "weight", whole, others)
+
+
+def compare_random_states(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
+    """Yield the random generators whose states in the first step are others than on the same rank of the reference."""
+    for rank, (one, other) in enumerate(zip(reference, cut, strict=True)):
+        for name in sorted(one.random[0].keys() | other.random[0].keys()):
+            if one.random[0].get(name) != other.random[0].get(name):
+                yield Deviation(1, "random state", f"of {name} on rank {rank}", 1.0)
 
 
 def _first_update(record: Record) -> Parts:

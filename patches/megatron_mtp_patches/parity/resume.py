@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..doctor.findings import Finding
-from .comparison import Deviation, compare, compare_weights
+from .comparison import Deviation, compare, compare_random_states, compare_weights
 from .cuts import Cut, sharded_reference
 from .explanations import known_losses
 from .flags import Flag, join
@@ -104,6 +104,8 @@ class Resumes:
         rest = [record.after(STEPS - len(resumed[0].norms)) for record in went_on]
         deviations = [*compare_weights(rest, resumed), *compare(rest, resumed)]
         tolerance = self.study.reference.tolerance
+        if resume.is_same_layout:
+            deviations += compare_random_states(rest, resumed)
         # On the same ranks nothing is added in another order.
         beyond = [one for one in deviations if one.size > (0.0 if resume.is_same_layout else tolerance.of(one))]
         beyond.sort(key=lambda one: (one.step, -one.size))

@@ -20,6 +20,7 @@ from ..engine import UsageError
 from . import weights
 from .gradients import Parts, collect_buffers, collect_gradients, collect_weights
 from .hidden_states import HiddenStates
+from .random_states import digest_random_states
 from .samples import Samples
 from .small import VOCABULARY, SmallRun
 
@@ -103,6 +104,7 @@ class Record:
         gradients: of each step, {name of a weight: [(shape, region, values)]}.
         weights: before each step, likewise; the forward pass has gathered what the step before has updated.
         buffers: after each step, likewise.
+        random: before each step, {name of a random generator: digest of its state}.
         hidden: the hidden states of the first step.
         unplaced: the parameters that have no place in a checkpoint.
         arguments: those of Megatron's arguments that are plain values, by name.
@@ -114,6 +116,7 @@ class Record:
     gradients: list[Parts] = field(default_factory=list)
     weights: list[Parts] = field(default_factory=list)
     buffers: list[Parts] = field(default_factory=list)
+    random: list[dict[str, int]] = field(default_factory=list)
     hidden: HiddenStates = field(default_factory=HiddenStates)
     unplaced: list[str] = field(default_factory=list)
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -122,7 +125,7 @@ class Record:
         """The record of the steps after so many."""
         later = {
             name: getattr(self, name)[steps:]
-            for name in ("losses", "norms", "lines", "gradients", "weights", "buffers")
+            for name in ("losses", "norms", "lines", "gradients", "weights", "buffers", "random")
         }
         return replace(self, **later, hidden=self.hidden.after(steps))
 
@@ -259,6 +262,7 @@ def record_updates(model: list[Any], optimizer: Any, record: Record, state: Plac
     step = optimizer.step
 
     def step_and_record() -> Any:
+        record.random.append(digest_random_states())
         record.gradients.append(collect_gradients(model, optimizer, state.shards))
         record.weights.append(collect_weights(optimizer, state.shards))
         result = step()
