@@ -15,7 +15,8 @@ Exit codes; `run` ends with that of the script:
        audit --fail-on SEVERITY   There is a defect of this severity or more.
        reproduce                  The patches leave a defect that one of them is to remove.
        reproduce --report         This Megatron does not have the defect.
-       parity                     A cut differs from one rank, and would not with all patches.
+       parity                     A cut differs from one rank, or with --resume a resumed run from the one that went on,
+                                  and would not with all patches.
        drift                      A target has an unknown source, or another one than in the release.
   2    each                       Wrong usage. All but audit, reproduce, enable and disable refuse an unknown id in
                                   MEGATRON_MTP_PATCHES.
@@ -23,7 +24,7 @@ Exit codes; `run` ends with that of the script:
        upgrade                    One of the two does not know a flag, or refuses them, or FROM or TO is no Megatron.
        doctor --batch             A file has no run, or something keeps a setting of the patches from acting.
        parity                     Megatron refuses the run made small, or a cut of it, or a file has no such run.
-  3    parity                     A cut differs from one rank, with all patches or beyond what they remove.
+  3    parity                     A cut, or a resumed run, differs with all patches or beyond what they remove.
        upgrade --run              A number of the run made small differs, or it does not train in both.
   125  reproduce                  A package that a program needs is missing, and no other program ends with 1.
        parity                     A package that the run imports, or whose layers it has, is missing.
