@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
-from ..doctor.findings import Finding
+from ..doctor.findings import Finding, RunSettings
 from .comparison import Deviation, compare, compare_random_states, compare_weights
 from .cuts import Cut, sharded_reference
 from .explanations import known_losses
@@ -17,6 +18,7 @@ from .flags import Flag, join
 from .processes import Failed, run
 from .study import Study
 from .training import Job, Record
+from .verdict import judge
 
 STEPS = 3
 # A rate that the scheduler has to remember, and a checkpoint after each step.
@@ -103,11 +105,14 @@ class Resumes:
             return resumed
         rest = [record.after(STEPS - len(resumed[0].norms)) for record in went_on]
         deviations = [*compare_weights(rest, resumed), *compare(rest, resumed)]
-        tolerance = self.study.reference.tolerance
         if resume.is_same_layout:
             deviations += compare_random_states(rest, resumed)
-        # On the same ranks nothing is added in another order.
-        beyond = [one for one in deviations if one.size > (0.0 if resume.is_same_layout else tolerance.of(one))]
+            beyond = [one for one in deviations if one.size]  # where nothing is added in another order
+        else:
+            beyond = deviations
+            for ranks in (went_on, resumed):  # what Megatron defines by cut may be so in either
+                settings = RunSettings([SimpleNamespace(**ranks[0].arguments)], None)
+                beyond = judge(beyond, self.study.reference.tolerance, settings).findings
         beyond.sort(key=lambda one: (one.step, -one.size))
         return beyond, resumed[0].arguments | {"save": str(self.folder)}
 

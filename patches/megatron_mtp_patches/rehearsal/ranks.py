@@ -54,7 +54,7 @@ def run_ranks(ranks: int, action: Callable[[], Any], limit: float) -> list[Retur
     finally:
         for pid, pipe in forks:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)  # with what it has started: writers of a checkpoint outlive their rank
             os.waitpid(pid, 0)
             pipe.close()
         reservation.close()
@@ -67,8 +67,11 @@ def _fork(rank: int, ranks: int, port: str, action: Callable[[], Any]) -> tuple[
     sys.stderr.flush()
     pid = os.fork()
     if pid:
+        with contextlib.suppress(OSError):  # it has done so itself
+            os.setpgid(pid, pid)
         sender.close()
         return pid, receiver
+    os.setpgid(0, 0)
     _end_with_parent()
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {name: str(number) for name, number in numbers.items()}
