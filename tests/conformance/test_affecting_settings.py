@@ -139,7 +139,7 @@ FUSED_EXPERTS = {
         ("ML-2357", {**DOCUMENTS, "reset_attention_mask": False}, False),
         ("ML-2357", {**DOCUMENTS, "bf16": False}, False),
         ("ML-2357", {**DOCUMENTS, "sft": True}, False),
-        ("ML-2357", {**DOCUMENTS, "transformer_impl": "local"}, False),
+        ("ML-2357", {**DOCUMENTS, "transformer_impl": "local", "masked_softmax_fusion": False}, False),
         ("ML-2357", {**DOCUMENTS, "attention_backend": SimpleNamespace(name="unfused")}, False),
         (
             "ML-2357",

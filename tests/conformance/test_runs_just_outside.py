@@ -145,9 +145,9 @@ LAYERS_LAID_OUT = {
         ("ML-5916b", {**DEALT_OUT, "transformer_impl": "local"}, True),  # its row-parallel biases
         ("ML-5916b", {**DEALT_OUT, "bias_dropout_fusion": True}, False),  # refused
         ("ML-5916b", {**DEALT_OUT, "moe_grouped_gemm": False, "bias_dropout_fusion": True}, True),
-        ("ML-6099", {**DEALT_OUT, "optimizer": "dist_muon"}, True),
-        ("ML-6099", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 2}, True),
-        ("ML-6099", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 1}, False),
+        ("ML-6099", {**DEALT_OUT, "optimizer": "dist_muon", "bf16": True}, True),
+        ("ML-6099", {**WHOLE, "optimizer": "dist_muon", "bf16": True, "data_parallel_size": 2}, True),
+        ("ML-6099", {**WHOLE, "optimizer": "dist_muon", "bf16": True, "data_parallel_size": 1}, False),
         ("norm-of-unsharded-experts", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 1}, True),
         ("norm-of-unsharded-experts", {**WHOLE, "optimizer": "dist_muon", "data_parallel_size": 2}, False),
         ("norm-of-unsharded-experts", {**DEALT_OUT, "optimizer": "dist_muon", "data_parallel_size": 1}, False),

@@ -112,7 +112,6 @@ TIED = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "untie_embedding
         ("ML-5273", {**MLA, "delay_wgrad_compute": True, "transformer_impl": "local"}, False),
         ("ML-6839", {**LATENT_HEADS, "num_experts": 4}, False),  # a layer of experts asks for sequence parallelism
         ("ML-6839", {**LATENT_HEADS, "transformer_impl": "local"}, False),
-        ("ML-6839", {**LATENT_HEADS, "experimental_attention_variant": "dsa"}, False),
         ("ML-6839", {**LATENT_HEADS, "hybrid_layer_pattern": "M*"}, False),
         ("ML-6839", {**LATENT_HEADS, "hybrid_layer_pattern": "M+"}, True),
         ("ML-1699", {**FUSED_LATENTS, "sequence_parallel": True}, True),

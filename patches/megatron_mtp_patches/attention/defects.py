@@ -11,7 +11,9 @@ from ..defects.conditions import (
     has_latent_attention,
     has_middle_stages,
     has_sparse_attention,
+    is_hybrid,
     is_vlm,
+    layers_of_hybrid,
     tensor_parallel,
 )
 from ..defects.declare import Defect, Sign
@@ -19,29 +21,51 @@ from ..defects.declare import Defect, Sign
 _MLA = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors"
 
 
-def _has_dense_latents(run: Any) -> bool:
-    """True if layers have MLA without sparse attention, with which 0.19 copies no sequence and splits no latent."""
-    return has_latent_attention(run) and not has_sparse_attention(run)
+def _fuses_latents(run: Any) -> bool:
+    """True if one layer makes the latents of queries, keys and values; those of sparse attention stay two layers."""
+    is_dense = "+" in layers_of_hybrid(run) if is_hybrid(run) else not has_sparse_attention(run)
+    return bool(run.mla_down_proj_fusion and is_dense)
 
 
 def _splits_latents(run: Any) -> bool:
     """True if the heads of MLA are split over ranks, and the down projection of their latents is as well."""
-    is_split = tensor_parallel(run) > 1 and (run.sequence_parallel or copies_the_sequence(run))
-    return bool(_has_dense_latents(run) and is_split and run.mla_down_proj_fusion)
+    is_refused = has_sparse_attention(run) and not run.sequence_parallel
+    is_split = tensor_parallel(run) > 1 and (run.sequence_parallel or copies_the_sequence(run)) and not is_refused
+    return bool(has_latent_attention(run) and is_split and _fuses_latents(run))
 
 
 def _duplicates_latents(run: Any) -> bool:
     """True if the heads of MLA are split over ranks that have the whole sequence and a copy of the down projection."""
-    return bool(_has_dense_latents(run) and copies_the_sequence(run) and not run.mla_down_proj_fusion)
+    is_before_0_19 = run.gtp_weight_remat_size is None  # it has no such setting
+    is_refused = has_sparse_attention(run) and not is_before_0_19
+    is_copied = copies_the_sequence(run) and not _fuses_latents(run)
+    return bool(has_latent_attention(run) and is_copied and not (is_refused or run.is_of_ms_swift))
+
+
+def _fuses_softmax(run: Any) -> bool:
+    """True if the softmax of Megatron's own attention is a kernel that masks by position; unknown sizes count as its.
+
+    The kernel takes the heads of a microbatch by fours.
+    """
+    heads = (run.micro_batch_size or 4) * (run.num_attention_heads or 4) // tensor_parallel(run)
+    fits = run.seq_length is None or (16 < run.seq_length <= 4096 and run.seq_length % 4 == 0)
+    is_plain = run.softmax_type in (None, "vanilla") and run.masked_softmax_fusion is not False
+    return bool((run.bf16 or run.fp16) and is_plain and fits and heads % 4 == 0)
+
+
+def _reads_mask(run: Any) -> bool:
+    """True if attention reads the mask that a batch has."""
+    backend = getattr(run.attention_backend, "name", run.attention_backend)
+    if "local" in (run.transformer_impl, backend):
+        return not (run.window_size or _fuses_softmax(run))
+    return backend == "unfused" or not (run.bf16 or run.fp16)
 
 
 def _attends_over_documents(run: Any) -> bool:
     """True if the mask of documents is not made, not sent to a stage, or goes to kernels that read none."""
     is_made = run.create_attention_mask_in_dataloader is not False and not has_middle_stages(run)
-    backend = getattr(run.attention_backend, "name", run.attention_backend)
-    is_read = run.transformer_impl == "local" or backend in ("unfused", "local") or not (run.bf16 or run.fp16)
-    has_documents = run.sft or run.dataloader_inter_document_masking  # their ends, which all kernels read
-    return bool(run.reset_attention_mask and not has_documents and not (is_made and is_read))
+    has_documents = run.sft or run.dataloader_inter_document_masking  # their ends, which TransformerEngine reads
+    return bool(run.reset_attention_mask and not has_documents and not (is_made and _reads_mask(run)))
 
 
 def _splits_sinks(run: Any) -> bool:
@@ -64,16 +88,18 @@ DEFECTS = (
         ),
         affects=_duplicates_latents,
         when="--multi-latent-attention with --tensor-model-parallel-size > 1, without --sequence-parallel, without "
-        "--num-experts and --transformer-impl local (such runs end in an error), without sparse attention and "
-        "--mla-down-proj-fusion, in a GPT or + layers of a hybrid model",
+        "--num-experts and --transformer-impl local (such runs end in an error): in a GPT or + layers of a hybrid "
+        "model without sparse attention and --mla-down-proj-fusion, and before 0.19 with sparse attention (dsa, or D "
+        "layers of a hybrid model); but not in ms-swift, whose own MLA ends in an error there",
         instead="--sequence-parallel",
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-shared-latents",
         seen_by="copies",
-        second_reading="the layers and layer specs of MLA of 0.16.1, 0.18.2, 0.19.0 and main, and what "
-        "--transformer-impl local makes of them (an error); what layers of experts and sparse attention refuse; its "
-        "program; doctor under its flags and just outside; the thread of #6839; the wrappers of its patch",
+        second_reading="the layers and layer specs of MLA of 0.16.1, 0.18.2, 0.19.0 and main, with sparse attention as "
+        "well, and the MLA of mcore-bridge 1.6.5; what --transformer-impl local makes of them (an error); what layers "
+        "of experts and sparse attention refuse; its program; cases of its predicate; the thread of #6839; the "
+        "wrappers of its patch",
     ),
     Defect(
         id="ML-1699",
@@ -88,7 +114,7 @@ DEFECTS = (
         affects=_splits_latents,
         when="--multi-latent-attention with --mla-down-proj-fusion and --tensor-model-parallel-size > 1 (before 0.19 "
         "such a run ends in an error, ML-5383), with --sequence-parallel or without --num-experts, without "
-        "--transformer-impl local and sparse attention, in a GPT or + layers of a hybrid model; and layer specs of "
+        "--transformer-impl local, in a GPT without sparse attention or + layers of a hybrid model; and layer specs of "
         "your own with a column-parallel linear_kv_down_proj",
         instead="leave out --mla-down-proj-fusion and set --sequence-parallel",
         state="open",
@@ -118,8 +144,8 @@ DEFECTS = (
     Defect(
         id="ML-2357",
         effect="Tokens attend to earlier documents of their sequence: the flash and fused attention of "
-        "TransformerEngine do not read the mask that --reset-attention-mask makes, middle pipeline stages do not get "
-        "it, and --no-create-attention-mask-in-dataloader makes none",
+        "TransformerEngine and the fused softmax of Megatron do not read the mask that --reset-attention-mask makes, "
+        "middle pipeline stages do not get it, and --no-create-attention-mask-in-dataloader makes none",
         severity=4,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",
@@ -127,17 +153,23 @@ DEFECTS = (
             lacks="AttnMaskType.arbitrary",
         ),
         affects=_attends_over_documents,
-        when="--reset-attention-mask without --sft and --dataloader-inter-document-masking: in bf16 or fp16 without "
-        "--attention-backend unfused and --transformer-impl local, with --no-create-attention-mask-in-dataloader, or "
-        "with more than two pipeline stages (--pipeline-model-parallel-size > 2, or virtual stages)",
-        instead="train without context parallelism, and from 0.19 on with --dataloader-inter-document-masking; before, "
-        "with --attention-backend unfused and at most two pipeline stages, without "
-        "--no-create-attention-mask-in-dataloader",
+        when="--reset-attention-mask without --sft and --dataloader-inter-document-masking: with "
+        "--no-create-attention-mask-in-dataloader, with more than two pipeline stages (--pipeline-model-parallel-size "
+        "> 2, or virtual stages), or in bf16 or fp16 without --attention-backend unfused; with --transformer-impl "
+        "local instead of that with --window-size, or in bf16 or fp16 with --softmax-type vanilla (the default), "
+        "without --no-masked-softmax-fusion, with a --seq-length from 20 to 4096 and a number of heads on a rank "
+        "(--num-attention-heads times --micro-batch-size) that are multiples of 4",
+        only_if="--transformer-impl is not local, or the CUDA extension of its fused softmax is installed, without "
+        "which the first step ends in an error",
+        instead="train with --transformer-impl transformer_engine and without context parallelism: from 0.19 on, in "
+        "bf16 or fp16, with --dataloader-inter-document-masking; else with --attention-backend unfused and at most two "
+        "pipeline stages, without --no-create-attention-mask-in-dataloader",
         state="open",
         evidence="reproduced",
-        second_reading="attention layers of 0.16.1, 0.19.0 and main; which pipeline stages get a mask in 0.16.1, "
-        "0.18.2 and main; the masks of unfused attention in TransformerEngine 2.12, 2.16 and 2.17; validate_args and "
-        "data sets of 0.19.0; its program on 0.18.2; doctor of 0.17.1 and 0.19.2 under its flags and just outside",
+        second_reading="attention layers of 0.16.1, 0.19.0 and main, and what the softmax of Megatron's own fuses; "
+        "which pipeline stages get a mask in 0.16.1, 0.18.2 and main; the masks of unfused attention in "
+        "TransformerEngine 2.12, 2.16 and 2.17; validate_args and data sets of 0.19.0; its "
+        "program on 0.18.2; doctor of 0.17.1 and 0.19.2 under its flags and just outside",
     ),
     Defect(
         id="ML-4395",

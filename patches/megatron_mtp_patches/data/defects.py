@@ -94,7 +94,7 @@ DEFECTS = (
             has="if use_per_sequence_balancing or batch.get('cu_seqlens') is None:",
         ),
         affects=lambda run: run.dataloader_inter_document_masking and not run.sft and context_parallel(run) > 1,
-        when="--dataloader-inter-document-masking with --context-parallel-size > 1",
+        when="--dataloader-inter-document-masking with --context-parallel-size > 1, without --sft",
         more_links=("NVIDIA/Megatron-LM#6156", "NVIDIA/Megatron-LM#5531"),
         state="open",
         instead="leave out --dataloader-inter-document-masking, or train without --context-parallel-size",

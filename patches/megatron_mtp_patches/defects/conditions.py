@@ -116,6 +116,12 @@ def repeats_a_head(run: Any) -> bool:
     return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)
 
 
+# What avoids defects of --overlap-moe-expert-parallel-comm.
+WITHOUT_OVERLAP_OF_EXPERTS = (
+    "leave out --overlap-moe-expert-parallel-comm, and --delay-wgrad-compute and "
+    "--ep-overlap-early-attn-memory-release, which need it"
+)
+
 # `only_if` of the defects of weight gradients that are fused under Megatron-FSDP: NVIDIA/Megatron-LM#3822.
 FUSES_UNDER_MEGATRON_FSDP = (
     "Megatron is 0.18 or newer, or gradients have the type of the weights (--grad-reduce-in-bf16); else the first "

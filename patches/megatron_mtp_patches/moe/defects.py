@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import (
+    WITHOUT_OVERLAP_OF_EXPERTS,
     expert_parallel,
     expert_tensor_parallel,
     has_any_aux_loss,
@@ -176,11 +177,12 @@ DEFECTS = (
         signs=Sign("megatron.core.pipeline_parallel.combined_1f1b:", has="with context_manager and outer_fp8_context:"),
         affects=lambda run: run.enable_autocast and run.overlap_moe_expert_parallel_comm,
         when="enable_autocast with overlap_moe_expert_parallel_comm",
+        instead=WITHOUT_OVERLAP_OF_EXPERTS,
         more_links=("NVIDIA/Megatron-LM#5760",),
         state="fixed after main of 2026-08-22",
         evidence="read",
-        second_reading="the combined schedule of 0.16.1 and main; the threads of #5760 and #5761 (merged, and not in "
-        "main)",
+        second_reading="the combined schedule of 0.16.1 and main, and the ordinary one, which enters autocast; the "
+        "threads of #5760 and #5761 (merged, and not in main)",
     ),
     Defect(
         id="ML-3164",

@@ -122,10 +122,11 @@ DEFECTS = (
         severity=3,
         signs=Sign(f"{_LAYER_WISE}.__init__", lacks="'expt_tp'"),
         fixed_by=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),  # where ML-5916b says it of all optimizers
-        affects=lambda run: _has_biases(run) and _deals_out(run) and is_layer_wise(run),
-        when="--optimizer dist_muon, or another layer-wise one, with --num-experts, biases (which --moe-grouped-gemm "
-        "allows with --no-bias-dropout-fusion), --tensor-model-parallel-size > 1, --expert-tensor-parallel-size 1 and "
-        "--expert-model-parallel-size > 1 or data or context parallelism",
+        # in other precisions such an optimizer ends in an error
+        affects=lambda run: _has_biases(run) and _deals_out(run) and is_layer_wise(run) and run.bf16,
+        when="--optimizer dist_muon, or another layer-wise one, with --bf16, --num-experts, biases (which "
+        "--moe-grouped-gemm allows with --no-bias-dropout-fusion), --tensor-model-parallel-size > 1, "
+        "--expert-tensor-parallel-size 1 and --expert-model-parallel-size > 1 or data or context parallelism",
         state="fixed on main",
         evidence="reproduced",
         instead="--disable-bias-linear",
@@ -133,7 +134,7 @@ DEFECTS = (
         seen_by="norm",
         second_reading="the commit of #5916, which it completes; layer-wise optimizers of 0.18.2, 0.19.0 and main; "
         "pretrain_gpt.py of 0.19.0, which gives them no layout of buffers; its program on 0.19.2, and with EP 1 and 2 "
-        "on two and four ranks; doctor under its flags and just outside",
+        "on two and four ranks, and in fp32 (an error); doctor under its flags and just outside",
     ),
     Defect(
         "norm-of-unsharded-experts",

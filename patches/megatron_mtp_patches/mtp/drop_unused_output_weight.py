@@ -8,9 +8,9 @@ PATCH = Patch(
     upstream=(PullRequest(7577),),
     problem="With tied embeddings the stage of the MTP heads (Megatron's MTP layers) computes logits with its copy of "
     "the word embedding. Its output layer has a weight nevertheless, which nothing uses. Saving a checkpoint in the "
-    "format torch_dist fails, because an assertion expects no such weight. With `--overlap-grad-reduce` and no "
-    "distributed optimizer an assertion of DDP fails in the second step, because the weight gets no gradient. "
-    "Otherwise it takes memory for its gradient and its optimizer state.",
+    "format torch_dist fails, because an assertion expects no such weight. With `--overlap-grad-reduce` an "
+    "assertion of DDP fails in the second step, because the weight gets no gradient. Otherwise it "
+    "takes memory for its gradient and its optimizer state.",
     adds=("On that stage `output_layer.weight` is None, as it is on a first stage that is the last one as well.",),
     numerics="None: the weight takes part in no computation.",
     notes=(

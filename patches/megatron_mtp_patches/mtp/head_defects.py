@@ -7,6 +7,8 @@ from typing import Any
 from ..defects.conditions import (
     FUSES_UNDER_MEGATRON_FSDP,
     REFUSES_DEFERRED_GRADIENTS,
+    WITHOUT_OVERLAP_OF_EXPERTS,
+    context_parallel,
     fuses_weight_gradients,
     has_head_of_bridge,
     has_heads_of_trainer,
@@ -14,8 +16,9 @@ from ..defects.conditions import (
     pipeline_parallel,
     recomputes_heads,
     repeats_a_head,
+    tensor_parallel,
 )
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Gap, Sign
 
 _MTP = "megatron.core.transformer.multi_token_prediction"
 _SELECTIVE = "--recompute-granularity selective, without --recompute-method and --recompute-num-layers"
@@ -27,7 +30,19 @@ def _pads_packed_sequences(run: Any) -> bool:
     """True if Megatron-Bridge pads each packed sequence, and gives their lengths with the padding and without it."""
     specs = run.packed_sequence_specs or run.offline_packing_specs
     multiple = run.pad_seq_to_mult or getattr(specs, "pad_seq_to_mult", None)
-    return isinstance(multiple, int) and multiple > 1
+    return (isinstance(multiple, int) and multiple > 1) or _pads_in_batches(run)
+
+
+def _pads_in_batches(run: Any) -> bool:
+    """True if Megatron-Bridge packs the sequences of a batch, and pads each for parallelism that splits it."""
+    is_split = context_parallel(run) > 1 or (run.sequence_parallel and tensor_parallel(run) > 1)
+    return bool(run.enable_in_batch_packing and not run.defer_in_batch_packing_to_step and is_split)
+
+
+def _pads_rollouts(run: Any) -> bool:
+    """True if train_rl.py packs sequences for context parallelism, which 0.19 does without padding."""
+    is_before_main = run.rl_rollout_bank_max_bytes is None  # it has no such argument
+    return bool(run.rl_use_sequence_packing and context_parallel(run) > 1 and not is_before_main)
 
 
 def _loses_uses_of_output_weight(run: Any) -> bool:
@@ -48,15 +63,23 @@ DEFECTS = (
         "had no padding",
         severity=4,
         signs=Sign(f"{_MTP}:_roll_tensor_packed_seq", has="cu_seqlens = packed_seq_params.cu_seqlens_q"),
-        affects=lambda run: run.mtp_num_layers and _pads_packed_sequences(run),
+        affects=lambda run: run.mtp_num_layers and (_pads_packed_sequences(run) or _pads_rollouts(run)),
         when="--mtp-num-layers with packed sequences in a trainer that gives `cu_seqlens_q` without their padding "
-        "beside `cu_seqlens_q_padded`, as Megatron-Bridge does with pad_seq_to_mult > 1 and pretrain_gpt.py does not",
+        "beside `cu_seqlens_q_padded`: Megatron-Bridge with pad_seq_to_mult > 1, or from 0.6 on with "
+        "enable_in_batch_packing, without defer_in_batch_packing_to_step, and with context or sequence parallelism; "
+        "train_rl.py of main with --rl-use-sequence-packing and --context-parallel-size > 1; not pretrain_gpt.py",
+        instead="train without context parallelism, with pad_seq_to_mult 1 and without enable_in_batch_packing",
         more_links=("NVIDIA/Megatron-LM#4495", "NVIDIA/Megatron-LM#6205"),
         state="open",
         evidence="reproduced",
         patch="roll-padded-packed-sequences",
-        second_reading="sources of all releases and of main, of their trainers' packs, of Megatron-Bridge and verl; "
-        "the pull requests; its program",
+        unless=Gap(
+            _pads_rollouts,
+            when="--rl-use-sequence-packing",
+            because="it takes a pack with a context-parallel size of its own for one without padding",
+        ),
+        second_reading="sources of all releases and of main, of their trainers' packs, train_rl.py's as well, of "
+        "Megatron-Bridge 0.5.1 and 0.6.2 and verl; the pull requests; its program",
     ),
     Defect(
         "ML-3457",
@@ -168,11 +191,11 @@ DEFECTS = (
         when="--mtp-num-layers with --mtp-detach-heads and --overlap-moe-expert-parallel-comm",
         introduced_by=("NVIDIA/Megatron-LM#3456",),
         evidence="reproduced",
-        instead="leave out --overlap-moe-expert-parallel-comm, and --delay-wgrad-compute, which needs it",
+        instead=WITHOUT_OVERLAP_OF_EXPERTS,
         patch="detach-mtp-heads",
         unless=REFUSES_DEFERRED_GRADIENTS,
-        second_reading="sources of 0.19.0 and main, and which tensors the schedule of overlapped experts detaches; "
-        "what the patch refuses; its program",
+        second_reading="sources of 0.19.0 and main, which tensors the schedule of overlapped experts detaches, and "
+        "which settings need it; what the patch refuses; its program",
     ),
     Defect(
         "ML-6256",

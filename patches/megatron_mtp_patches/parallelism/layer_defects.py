@@ -108,13 +108,14 @@ DEFECTS = (
             has="torch.distributed.all_reduce(input_.contiguous(), group=group)",
         ),
         affects=lambda run: False,  # no layer of Megatron's is known that does it, and no setting tells of others
-        when="--tensor-model-parallel-size > 1 without --sequence-parallel",
+        when="--tensor-model-parallel-size > 1",
         only_if="a layer of your own reduces a tensor that is not contiguous in memory",
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="reduce-tensors-with-gaps",
         seen_by="copies",
-        second_reading="collectives of 0.16.1, 0.18.2 and 0.19.0, and who calls them; its program on 0.18.2",
+        second_reading="collectives of 0.16.1, 0.18.2 and 0.19.0, which do not ask for sequence parallelism, and who "
+        "calls them; its program on 0.18.2",
     ),
     Defect(
         id="ML-5750",

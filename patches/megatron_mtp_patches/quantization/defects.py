@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_parallel, has_graph_scope, is_hybrid, loads_optimizer, shares_gradient_buffer
+from ..defects.conditions import (
+    WITHOUT_OVERLAP_OF_EXPERTS,
+    expert_parallel,
+    has_graph_scope,
+    is_hybrid,
+    loads_optimizer,
+    shares_gradient_buffer,
+)
 from ..defects.declare import Defect, Gap, Sign
 
 _BUFFER = "megatron.core.distributed.param_and_grad_buffer"
@@ -18,7 +25,6 @@ _SHARED = (
 # Each needs the other: without the second TransformerEngine cannot place MXFP8 parameters in a buffer.
 _NOT_SHARED = "leave out --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag"
 _SAVES_OR_EVALUATES = "--save and --save-interval, or --eval-interval and --eval-iters > 0"
-_WITHOUT_OVERLAP = "leave out --overlap-moe-expert-parallel-comm, and --delay-wgrad-compute, which needs it"
 
 
 def _gathers_late(run: Any) -> bool:
@@ -158,7 +164,7 @@ DEFECTS = (
         ),
         affects=lambda run: run.fp4 and run.overlap_moe_expert_parallel_comm,
         when="--fp4-format with --overlap-moe-expert-parallel-comm",
-        instead=_WITHOUT_OVERLAP,
+        instead=WITHOUT_OVERLAP_OF_EXPERTS,
         state="fixed in 0.19.2, and after main of 2026-08-22",
         evidence="read",
         second_reading="sources of 0.18.2, 0.19.0 and main, and of the wheel of 0.19.2",
@@ -183,7 +189,7 @@ DEFECTS = (
         ),
         when="--fp8-format and --fp8-recipe other than delayed, with --first-last-layers-bf16, "
         "--num-layers-at-start-in-bf16 > 0 (as by default), --mtp-num-layers and --overlap-moe-expert-parallel-comm",
-        instead=_WITHOUT_OVERLAP,
+        instead=WITHOUT_OVERLAP_OF_EXPERTS,
         state="fixed in 0.19.2, and after main of 2026-08-22",
         evidence="read",
         second_reading="sources of 0.18.2, 0.19.0 and main, and of the wheel of 0.19.2",

@@ -17,8 +17,9 @@ _LOADS_MAIN_PARAMS = (
 
 
 def _has_learning_rates_of_groups(run: Any) -> bool:
-    """True if some parameters have separate learning rates."""
-    return bool(run.decoupled_lr or run.use_mup)
+    """True if some parameters have separate learning rates; with muP, those of a model that is not the base's size."""
+    base = run.mup_base_hidden_size
+    return bool(run.decoupled_lr or (run.use_mup and base and base != run.hidden_size))
 
 
 def _loads_main_params_of_experts(run: Any) -> bool:
@@ -37,18 +38,19 @@ DEFECTS = (
     Defect(
         id="ML-4705a",
         effect="After a resume groups of parameters that differ in nothing but their learning rates all have that of "
-        "one of them: --decoupled-lr and muP are lost",
+        "one of them: --decoupled-lr and the rates of muP are lost",
         severity=5,
         signs=Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),
         affects=lambda run: (  # a checkpoint of Megatron-FSDP has the settings of each parameter
             loads_optimizer(run) and _has_learning_rates_of_groups(run) and not has_megatron_fsdp(run)
         ),
-        when="--load (without --no-load-optim or --finetune) with --decoupled-lr or --use-mup, without "
-        "--use-megatron-fsdp",
+        when="--load (without --no-load-optim or --finetune) with --decoupled-lr, or --use-mup and a "
+        "--mup-base-hidden-size other than --hidden-size, without --use-megatron-fsdp",
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
-        second_reading="sources of 0.16.1, 0.17.1, 0.18.2 and main, and which optimizers pair groups so; its program",
+        second_reading="sources of 0.16.1, 0.17.1, 0.18.2 and main, which optimizers pair groups so, and which groups "
+        "muP makes in 0.18.2 and main; its program",
     ),
     Defect(
         id="ML-3720a",
@@ -95,8 +97,8 @@ DEFECTS = (
     Defect(
         id="ML-7173",
         effect="--override-opt-param-scheduler gives all parameters --lr and --min-lr after a resume: --decoupled-lr "
-        "and muP are lost",
-        severity=4,
+        "and the rates of muP are lost",
+        severity=3,
         signs=Sign(_LOADING, has='param_group["max_lr"] = max_lr'),
         affects=lambda run: (
             run.is_of_megatron_trainer
@@ -104,13 +106,13 @@ DEFECTS = (
             and run.override_opt_param_scheduler
             and _has_learning_rates_of_groups(run)
         ),
-        when="--load (without --no-load-optim or --finetune) with --override-opt-param-scheduler, and --decoupled-lr "
-        "or --use-mup",
+        when="--load (without --no-load-optim or --finetune) with --override-opt-param-scheduler, and --decoupled-lr, "
+        "or --use-mup and a --mup-base-hidden-size other than --hidden-size",
         introduced_by=("NVIDIA/Megatron-LM#3720",),
         state="open",
         evidence="read",
         patch="keep-learning-rates-at-resume",
-        second_reading="sources of 0.19.0 and main; the issue",
+        second_reading="sources of 0.19.0 and main, and which groups muP makes there; the issue",
     ),
     Defect(
         id="ML-5071",

@@ -19,10 +19,10 @@ PATCH = Patch(
         PullRequest(3720, native_since="main", part="without giving all groups one learning rate (#7173)"),
     ),
     problem="Up to 0.18 a checkpoint tells parameter groups by their multipliers alone. After a resume all groups that "
-    "differ only in their learning rates have that of the last one, so `--decoupled-lr` and muP are lost; nothing "
-    "in the log shows it. `--override-opt-param-scheduler` with a new `--lr` or `--min-lr` has no effect there. On "
-    "0.19.2 (#4705) the learning rate tells groups, and a resume with another one ends in an error, with this flag "
-    "or without it. On main (#3720) the flag gives all groups `--lr`.",
+    "differ only in their learning rates have that of the last one, so `--decoupled-lr` and the rates of muP are "
+    "lost; nothing in the log shows it. `--override-opt-param-scheduler` with a new `--lr` or `--min-lr` has no "
+    "effect there. On 0.19.2 (#4705) the learning rate tells groups, and a resume with another one ends in an error, "
+    "with this flag or without it. On main (#3720) the flag gives all groups `--lr`.",
     adds=(
         "Each group gets the settings of its own counterpart in the checkpoint: the one with the same settings, else "
         "the one in the same place among those with the same multipliers.",

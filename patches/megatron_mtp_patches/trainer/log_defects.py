@@ -110,8 +110,8 @@ DEFECTS = (
     ),
     Defect(
         id="weight-norm-before-gather",
-        effect="The logged norm of the parameters is taken before the ranks have gathered the new weights, so all but "
-        "those of one rank are from the step before",
+        effect="The logged norm of the parameters is taken before the ranks have gathered the new weights, so weights "
+        "that other ranks update may be from the step before",
         kind="wrong log",
         severity=1,
         signs=tuple(Sign(target, has="force_create_fp32_copy", lacks="sync") for target in _PARAMS_NORMS),
@@ -122,14 +122,17 @@ DEFECTS = (
             and not run.use_megatron_fsdp
             and data_parallel(run) * context_parallel(run) > 1
         ),
-        when="--log-params-norm with --overlap-param-gather and data or context parallelism, and --optimizer "
-        "dist_muon, muon with --use-distributed-optimizer, or --use-distributed-optimizer without --bf16",
+        when="--log-params-norm with --overlap-param-gather and data or context parallelism, without "
+        "--use-megatron-fsdp, and --optimizer dist_muon or use_layer_wise_distributed_optimizer, which Megatron's "
+        "trainer sets where another optimizer than Adam and SGD has the distributed optimizer, or "
+        "--use-distributed-optimizer without --bf16",
         instead="leave out --overlap-param-gather",
         more_links=("NVIDIA/Megatron-LM#7131", "NVIDIA/Megatron-LM#7132"),
         state="open",
         evidence="reproduced",
-        second_reading="the norm of 0.16.1, 0.18.2 and 0.19.0, and what validate_args of these makes of muon; its "
-        "program; the threads of #7131 and #7132 (of layer-wise optimizers); doctor of 0.17.1 and 0.19.2 under its "
+        second_reading="the norm of 0.16.1, 0.18.2 and 0.19.0, and what validate_args of these makes of other "
+        "optimizers than Adam and SGD; which weights of 0.18.2 have sharded main parameters; its program; "
+        "the threads of #7131 and #7132 (of layer-wise optimizers); doctor of 0.17.1 and 0.19.2 under its "
         "flags",
     ),
     Defect(
