@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.cli import make_parser, zero_touch
+from megatron_mtp_patches.cli import zero_touch
+from megatron_mtp_patches.cli.parser import make_parser
 
 from .fresh_start import run_python
 

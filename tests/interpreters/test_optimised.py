@@ -29,7 +29,8 @@ importlib.metadata.version = hide
 sys.modules["emerging_optimizers"] = None
 
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.cli import main, make_parser
+from megatron_mtp_patches.cli import main
+from megatron_mtp_patches.cli.parser import make_parser
 from megatron_mtp_patches.megatrons.installed import import_targets
 from tests.conformance.expected import STATE
 from tests.conformance.inspection import problems, reports

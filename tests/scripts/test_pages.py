@@ -11,7 +11,7 @@ from pathlib import Path
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches import functional
-from megatron_mtp_patches.cli import make_parser
+from megatron_mtp_patches.cli.parser import make_parser
 from megatron_mtp_patches.defects.catalog import known_defects
 from megatron_mtp_patches.megatrons.known import MEGATRONS
 

@@ -68,7 +68,7 @@ def carry_out(words: list[str]) -> int:
         sys.path.insert(0, str(Path.cwd()))  # a checkout, in which `run` and `python -m` also find Megatron
     from .parser import make_parser
 
-    parser = make_parser(str(__doc__))
+    parser = make_parser(__doc__ or "")
     flags = words.index("--") if words and words[0] in TAKE_FLAGS and "--" in words else len(words)
     arguments, unknown = parser.parse_known_args(words[:flags], argparse.Namespace(words=words))
     if unknown:

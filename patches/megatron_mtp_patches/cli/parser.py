@@ -11,7 +11,7 @@ from ..megatrons.known import VERSIONS
 from . import commands
 
 
-def make_parser(description: str) -> argparse.ArgumentParser:
+def make_parser(description: str = "") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="megatron-mtp-patches", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
