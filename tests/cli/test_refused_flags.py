@@ -111,6 +111,13 @@ def test_flags_that_megatron_refuses_are_wrong_usage(doctor, flags, part):
     assert done.code == 2 and part in done.err
 
 
+def test_a_refusal_of_a_patch_is_not_called_megatron_s(doctor):
+    flags = f"{SMALL} --qk-clip --transformer-impl transformer_engine --cuda-graph-impl transformer_engine"
+    assert "A patch refuses these flags: --qk-clip reads the largest logits" in doctor(flags).err
+    done = doctor(f"{flags} --cuda-graph-scope mlp".replace("--num-layers 4", ""))
+    assert "Megatron refuses these flags: " in done.err and "--qk-clip" not in done.err
+
+
 def test_without_the_trainer_flags_cannot_be_read(command, monkeypatch):
     monkeypatch.setattr(trainer, "find_file", lambda module: module if module == "megatron.core" else None)
     done = command("doctor", "--", "--num-layers", "4")

@@ -21,7 +21,7 @@ from ..engine import AddField, AddFlag, UsageError
 from ..engine.similar_names import find_similar
 from ..megatrons.installed import PACKAGES, describe_mixture
 from .findings import RunSettings
-from .megatron_refusals import flags_left_out, reason
+from .megatron_refusals import flags_left_out, reason, refuser
 
 OPTIONS = {"--json", "--te", "--world-size"}  # of `doctor`
 TORCHRUN_OPTIONS = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
@@ -190,8 +190,11 @@ def _describe_failure(error: Exception) -> str:
 def smallest_world_size(settings: RunSettings) -> int:
     """The smallest number of ranks that dense layers and experts both divide."""
     tensor, pipeline = settings.tensor_model_parallel_size or 1, settings.pipeline_model_parallel_size or 1
-    dense = tensor * pipeline * (settings.context_parallel_size or 1)
-    experts = (settings.expert_tensor_parallel_size or tensor) * (settings.expert_model_parallel_size or 1)
+    shards = settings.tensor_parallel_num_weight_shards or tensor  # by both tensor parallelism and GTP
+    expert_tensor = settings.expert_tensor_parallel_size or tensor
+    expert_shards = settings.expert_tensor_parallel_num_weight_shards or expert_tensor
+    dense = shards * pipeline * (settings.context_parallel_size or 1)
+    experts = expert_shards * (settings.expert_model_parallel_size or 1)
     return math.lcm(dense, experts * pipeline)
 
 
@@ -229,7 +232,7 @@ def _as_first_rank(words: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusals(hints: Iterable[str] = ()) -> Iterator[None]:
-    """Turn whatever Megatron raises on flags into a UsageError with its text and `hints` at the cause."""
+    """Turn whatever Megatron or a patch raises on flags into a UsageError with its text and `hints` at the cause."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -241,5 +244,5 @@ def refusals(hints: Iterable[str] = ()) -> Iterator[None]:
             why = f"the YAML file names no {error.name}: add it, at its top level or in its section"
         else:
             empty = "; an empty YAML file also does that" if isinstance(error, AttributeError) else ""
-            why = f"Megatron refuses these flags: {reason(error)}{empty}"
+            why = f"{refuser(error)} these flags: {reason(error)}{empty}"
         raise UsageError("\n".join([why, *hints])) from error

@@ -1,4 +1,4 @@
-"""Advice, for `doctor` and `run`, on a command line that Megatron refuses without saying what to change.
+"""Advice, for `doctor` and `run`, on a command line that Megatron or a patch refuses.
 
 The patches refuse their own flags beside others in `megatron_overrides/TOPIC/checks.py`, which `Setting.check` names.
 """
@@ -31,6 +31,13 @@ def reason(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}, at `{line}`"
     missing = _ASKS_FOR.match(line)
     return str(error) or (f"add --{missing[1].replace('_', '-')}" if missing else line)
+
+
+def refuser(error: BaseException) -> str:
+    """ "Megatron refuses", or "A patch refuses" where code of the patches has raised the error."""
+    files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
+    owner = next((file for file in reversed(files) if "/megatron/" in file or "/megatron_overrides/" in file), "")
+    return "A patch refuses" if "/megatron_overrides/" in owner else "Megatron refuses"
 
 
 def is_silent_refusal(error: AssertionError) -> bool:
