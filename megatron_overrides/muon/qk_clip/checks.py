@@ -36,7 +36,8 @@ def check_graphs(config: Any) -> None:
     elif str(getattr(config, "cuda_graph_impl", None) or "none") == "none":
         return
     else:
-        asked = getattr(config, "cuda_graph_scope", None) or getattr(config, "cuda_graph_modules", None) or ""
+        names = ("cuda_graph_scope", "cuda_graph_modules", "cuda_graph_scope_deprecated")  # the last one: from 0.18 on
+        asked = next(filter(None, (getattr(config, name, None) for name in names)), "")
         scopes = {getattr(scope, "name", str(scope)) for scope in ([asked] if isinstance(asked, str) else asked)}
     if scopes & _SCOPES_WITH_ATTENTION:
         raise ValueError(

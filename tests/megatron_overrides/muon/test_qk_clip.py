@@ -131,6 +131,7 @@ def test_sharded_weights_are_refused(model):
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router", "attn"]}, True),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": [SimpleNamespace(name="attn")]}, True),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]}, False),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope_deprecated": ["moe_router"]}, False),
         ({"cuda_graph_impl": "none", "cuda_graph_scope": "full"}, False),
         ({"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration_inference"}, False),
     ],
