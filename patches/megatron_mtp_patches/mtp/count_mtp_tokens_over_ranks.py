@@ -34,9 +34,10 @@ PATCH = Patch(
         "microbatch share a mean. With a per-token loss and a mask that is ML-7452c, which `doctor` names.",
         "It repairs the heads alone. The main loss without `--calculate-per-token-loss` still has a mean for each "
         "context-parallel rank (NVIDIA/Megatron-LM#7513).",
-        "verl's MTP models call Megatron's loss from 0.17 on, so their heads are weighted in the same way. On 0.16 "
-        "verl has its own loss, which no patch changes. ms-swift always has its own, which has the defects until "
-        "`train-heads-in-mcore-bridge` replaces it by this one.",
+        "verl's MTP models call Megatron's loss where Megatron has `process_mtp_loss`: from 0.17 on, and with the "
+        "patches on 0.16, where they add it (not run there). Their heads are weighted in the same way. ms-swift always "
+        "has its own loss, which has the defects until `train-heads-in-mcore-bridge` (on by default) replaces it by "
+        "this one.",
     ),
     is_repair=True,
     edits=(

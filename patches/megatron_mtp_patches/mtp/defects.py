@@ -133,8 +133,9 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
-        second_reading="sources of 0.16.1 to main, and what masks the loss there; the pull requests, of which #7498 "
-        "alone is about MTP; its program; doctor with and without masks",
+        second_reading="sources of 0.16.1 to main, and what masks the loss there; verl 0.9.1, which calls "
+        "process_mtp_loss where there is one; the pull requests, of which #7498 alone is about MTP; its program; "
+        "doctor with and without masks",
     ),
     Defect(
         "ML-7513c",
