@@ -60,7 +60,7 @@ OTHERS = {
     | {"--dataloader-inter-document-masking", "--tensor-parallel-num-weight-shards"}
     | {"--expert-tensor-parallel-num-weight-shards"},
     "megatron.post_training": {"--export-default-te-spec", "--export-kd-teacher-load", "--modelopt-enabled"},
-    "main": {"--mtp-hsm"},
+    "main": {"--megatron-fsdp-version", "--mtp-hsm"},
 }
 
 

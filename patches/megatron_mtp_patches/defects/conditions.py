@@ -231,6 +231,13 @@ def has_graph_scope(run: Any, *names: str) -> bool:
     return any(getattr(part, "name", part) in names for part in parts)
 
 
+def graph_scopes(run: Any) -> set[str]:
+    """The parts of a layer that CUDA graphs capture, by the names of 0.16 to 0.19: attn, full_iteration, ..."""
+    scopes = run.cuda_graph_modules or run.cuda_graph_scope or ()
+    scopes = scopes if isinstance(scopes, (list, tuple, set, frozenset)) else [scopes]
+    return {str(getattr(scope, "name", scope)) for scope in scopes}
+
+
 def has_low_precision(run: Any) -> bool:
     """True if the model computes in fp8 or fp4."""
     return bool(run.fp8 or run.fp4)

@@ -9,8 +9,9 @@ from ..defects.conditions import (
     data_parallel,
     expert_data_parallel,
     is_layer_wise,
+    tensor_parallel,
 )
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Gap, Sign
 
 
 def _may_have_replicas(run: Any) -> bool:
@@ -27,6 +28,13 @@ def _shards_gradients_of_whole_weights(run: Any) -> bool:
     """
     updates_whole_weights = run.optimizer in ("muon", "adaptive_muon", "soap", "lion") and not is_layer_wise(run)
     return bool(updates_whole_weights and run.use_distributed_optimizer and not run.use_megatron_fsdp)
+
+
+def _has_other_rows(run: Any) -> bool:
+    """True if a QKV weight has its rows in another order than Megatron's, or not whole query groups, or no gate."""
+    divides_groups = tensor_parallel(run) > (run.num_query_groups or run.num_attention_heads or tensor_parallel(run))
+    trains_vision_tower = run.is_of_megatron_bridge and run.freeze_vision_model is False
+    return bool(run.is_of_ms_swift or divides_groups or trains_vision_tower)
 
 
 DEFECTS = (
@@ -108,7 +116,15 @@ DEFECTS = (
         evidence="reproduced",
         instead="--muon-no-split-qkv, with which Muon orthogonalizes the whole weight as one matrix",
         patch="split-gated-qkv-for-muon",
-        second_reading="the fixing commit; sources of 0.16.1 to 0.19.0; its program; doctor with --muon-no-split-qkv "
-        "and adaptive_muon",
+        unless=Gap(
+            _has_other_rows,
+            when="ms-swift, more tensor-parallel ranks than query groups, or a vision tower of Megatron-Bridge that "
+            "trains (freeze_vision_model: false)",
+            because="it takes the rows of each QKV weight for whole query groups of query, gate, key and value, but "
+            "ms-swift stores the gate of a head after its query, these ranks share a group, and the tower has no gate",
+        ),
+        second_reading="the fixing commit; sources of 0.16.1 to 0.19.0, of mcore-bridge and of Megatron-Bridge; its "
+        "program; the rows of 16 heads in 2 groups on 4 tensor-parallel ranks; doctor with --muon-no-split-qkv and "
+        "adaptive_muon",
     ),
 )

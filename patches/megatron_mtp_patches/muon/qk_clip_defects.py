@@ -4,21 +4,53 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import has_megatron_fsdp, layers_of_hybrid, pipeline_parallel, tensor_parallel
+from ..defects.conditions import (
+    graph_scopes,
+    has_megatron_fsdp,
+    has_sparse_attention,
+    layers_of_hybrid,
+    pipeline_parallel,
+    tensor_parallel,
+)
 from ..defects.declare import Defect, Gap, Sign
 
 _CLIP_QK = "megatron.core.optimizer.qk_clip:clip_qk"
 _VISITS_DECODER = Sign(_CLIP_QK, has="model_chunk.module.module.decoder.layers")
-_READABLE = (
-    "in bf16 or fp16, in a model without Mamba layers and with TransformerEngine's attention, without "
-    "--use-megatron-fsdp, but not in verl and ms-swift, which do not clip"
+_MODELS = (
+    "in a model with TransformerEngine's attention and without Mamba layers and sparse attention "
+    "(--experimental-attention-variant dsa), but not in verl and ms-swift, which do not clip"
 )
+_READABLE = f"in bf16 or fp16 (with --use-megatron-fsdp in fp32 instead, but for --megatron-fsdp-version 2), {_MODELS}"
+
+
+def _captures_attention(run: Any) -> bool:
+    """True if CUDA graphs replay attention; without a scope they replay whole layers."""
+    is_captured = not graph_scopes(run) or not graph_scopes(run).isdisjoint({"full", "full_iteration", "attn"})
+    is_on = (run.cuda_graph_impl or "none") != "none" and is_captured
+    return bool(is_on or run.enable_cuda_graph or run.external_cuda_graph)
+
+
+def _is_refused(run: Any) -> bool:
+    is_sharded = run.use_megatron_fsdp or run.use_torch_fsdp2
+    is_refused = is_sharded or run.overlap_param_gather_with_optimizer_step or run.trains_adapters
+    return bool(run.qk_clip and (is_refused or _captures_attention(run)))
+
+
+def _is_refused_or_reports_no_logits(run: Any) -> bool:
+    return bool(_is_refused(run) or (run.qk_clip and (run.transformer_impl == "local" or has_sparse_attention(run))))
+
+
 _REFUSED = Gap(
-    lambda run: (
-        run.qk_clip and (run.use_megatron_fsdp or run.use_torch_fsdp2 or run.overlap_param_gather_with_optimizer_step)
-    ),
-    when="--qk-clip and --use-megatron-fsdp, --use-torch-fsdp2 or --overlap-param-gather-with-optimizer-step",
+    _is_refused,
+    when="--qk-clip and --use-megatron-fsdp, --use-torch-fsdp2, --overlap-param-gather-with-optimizer-step, CUDA "
+    "graphs of attention (--cuda-graph-impl other than none, where the modules or scope have it or are empty) or "
+    "adapters of Megatron-Bridge",
     because="it refuses these settings together",
+)
+_ALSO_WITHOUT_LOGITS = Gap(
+    _is_refused_or_reports_no_logits,
+    when=f"{_REFUSED.when}, --transformer-impl local or sparse attention (--experimental-attention-variant dsa)",
+    because=_REFUSED.because,
 )
 
 
@@ -39,10 +71,18 @@ def _has_mamba_layers(run: Any) -> bool:
     return "M" in layers if layers else bool(run.is_hybrid_model)
 
 
+def _is_in_two_wrappers(run: Any) -> bool:
+    """True if the model is in two wrappers, as in Megatron's DDP in half precision; Megatron-FSDP has a wrapper more.
+
+    That of `--megatron-fsdp-version 2` has not.
+    """
+    return bool(run.bf16 or run.fp16) != has_megatron_fsdp(run)
+
+
 def _logits_are_read(run: Any) -> bool:
-    """True if all layers of the main model are found under Megatron's wrappers, and those of attention have logits."""
-    has_logits = (run.transformer_impl or "transformer_engine") == "transformer_engine"
-    return bool((run.bf16 or run.fp16) and has_logits and not run.use_megatron_fsdp and not _has_mamba_layers(run))
+    """True if all layers of the main model are visited without an error, and those of attention have logits."""
+    is_of_te = (run.transformer_impl or "transformer_engine") == "transformer_engine"
+    return bool(is_of_te and not (has_sparse_attention(run) or _visit_ends_in_error(run)))
 
 
 def _clip_ends_in_error(run: Any) -> bool:
@@ -53,9 +93,8 @@ def _clip_ends_in_error(run: Any) -> bool:
 
 
 def _visit_ends_in_error(run: Any) -> bool:
-    """True if a layer has no attention, or the model is not in the two wrappers of Megatron's DDP in half precision."""
-    is_fp32 = not (run.bf16 or run.fp16)
-    return _has_mamba_layers(run) or is_fp32 != has_megatron_fsdp(run)  # Megatron-FSDP has a wrapper more
+    """True if a layer has no attention, or the decoder is not below two wrappers."""
+    return _has_mamba_layers(run) or not _is_in_two_wrappers(run)
 
 
 DEFECTS = (
@@ -73,15 +112,17 @@ DEFECTS = (
         when="--qk-clip with --use-distributed-optimizer (with --optimizer adam or sgd), "
         "--use-precision-aware-optimizer, --tensor-model-parallel-size > 1 (but for --multi-latent-attention) or "
         "--attention-output-gate; --qk-clip or --log-max-attention-logit in a model with Mamba layers, in fp32, or "
-        "with --use-megatron-fsdp in bf16 or fp16; but not in verl and ms-swift, which do not clip",
+        "with --use-megatron-fsdp in bf16 or fp16 (--megatron-fsdp-version 2: in fp32); but not in verl and ms-swift, "
+        "which do not clip",
         more_links=("NVIDIA/Megatron-LM#7382",),
         state="open",
         evidence="reproduced",
         only_if="a largest logit is over --qk-clip-threshold (Mamba layers, fp32 models, Megatron-FSDP: always)",
         patch="clip-qk-of-all-layers",
-        unless=_REFUSED,
-        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main, and which trainers clip; both pull requests; what "
-        "the patch refuses; doctor with and without tensor parallelism; its program",
+        unless=_ALSO_WITHOUT_LOGITS,
+        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main, their wrappers, and which trainers clip; both pull "
+        "requests; what the patch refuses, at the start and in the first step; doctor with and without tensor "
+        "parallelism; its program",
     ),
     Defect(
         "qk-clip-heads",
@@ -94,8 +135,8 @@ DEFECTS = (
         only_if="the largest logit of an attention head of an MTP layer is over --qk-clip-threshold",
         patch="clip-qk-of-all-layers",
         unless=_REFUSED,
-        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main, and which trainers clip; what the patch refuses; "
-        "doctor with and without MTP heads; its program",
+        second_reading="sources of 0.16.1, 0.18.2, 0.19.0 and main, their wrappers, DSA, and which trainers clip; what "
+        "the patch refuses, CUDA graphs among it; doctor with and without MTP heads; its program",
     ),
     Defect(
         "qk-clip-negative-logits",
@@ -106,8 +147,11 @@ DEFECTS = (
             "megatron.core.transformer.attention:SelfAttention.clip_qk",
             has="torch.clamp(self.config.qk_clip_threshold / grouped_max_attn_logits, max=1.0)",
         ),
-        affects=lambda run: _clips(run) and _logits_are_read(run) and not _clip_ends_in_error(run),
-        when=f"--qk-clip {_READABLE}, and where clipping does not end in an error (ML-4646)",
+        affects=lambda run: (
+            _clips(run) and _logits_are_read(run) and not (run.use_megatron_fsdp or _clip_ends_in_error(run))
+        ),
+        when=f"--qk-clip without --use-megatron-fsdp in bf16 or fp16, {_MODELS}, and where clipping does not end in an "
+        "error (ML-4646)",
         more_links=("NVIDIA/Megatron-LM#7517", "NVIDIA/Megatron-LM#7382"),
         state="open",
         evidence="reproduced",

@@ -25,6 +25,12 @@ PATCH = Patch(
     adds=("With `attention_output_gate`, `qkv_split_shapes` of Muon has four sizes: query, gate, key and value.",),
     numerics="Only with Muon, `attention_output_gate` and without `--muon-no-split-qkv`: the update of the QKV "
     "weights, if there was one. All other updates are the same to the bit.",
+    notes=(
+        "All QKV weights are taken for whole query groups of query, gate, key and value. In ms-swift, which stores the "
+        "gate of each head after its query, the two pieces before key and value have rows of both. With more "
+        "tensor-parallel ranks than query groups, or a vision tower of Megatron-Bridge that trains, sizes may not "
+        "divide; then the first step raises an error, as without the patch. `--muon-no-split-qkv` avoids all three.",
+    ),
     is_repair=True,
     probe=Probe(_SHAPES, contains="getattr(model_cfg, 'attention_output_gate', False)"),
     edits=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import has_aux_loss, recomputes_weights
+from ..defects.conditions import graph_scopes, has_aux_loss, recomputes_weights
 from ..defects.declare import Defect, Sign
 
 _GRAPHS = "megatron.core.transformer.cuda_graphs"
@@ -15,25 +15,18 @@ _PER_LAYER = (
 _OTHERS = "--cuda-graph-impl none, or beside --perform-rl-step leave out --rl-training-cuda-graphs"
 
 
-def _scopes(run: Any) -> set[str]:
-    """The captured parts, by the names of 0.16 to 0.19: attn, moe_router, full_iteration, ..."""
-    scopes = run.cuda_graph_modules or run.cuda_graph_scope or ()
-    scopes = scopes if isinstance(scopes, (list, tuple, set, frozenset)) else [scopes]
-    return {str(getattr(scope, "name", scope)) for scope in scopes}
-
-
 def _captures_layers(run: Any) -> bool:
     """True if Megatron's own graphs capture layers in training."""
     inference = getattr(run.inference_cuda_graph_scope, "name", run.inference_cuda_graph_scope)  # 0.18 and later
     is_one_block = inference == "block" and not run.cuda_graph_modules
     if is_one_block or (run.perform_rl_step and not run.rl_training_cuda_graphs):
         return False
-    is_one_graph = bool(_scopes(run) & {"full_iteration", "full_iteration_inference"})
+    is_one_graph = bool(graph_scopes(run) & {"full_iteration", "full_iteration_inference"})
     return run.cuda_graph_impl == "local" and not is_one_graph
 
 
 def _captures_routers(run: Any) -> bool:
-    scopes = _scopes(run) - {"full"}
+    scopes = graph_scopes(run) - {"full"}
     return _captures_layers(run) and (not scopes or bool(scopes & {"moe", "moe_router", "moe_preprocess"}))
 
 
