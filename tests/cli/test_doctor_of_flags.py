@@ -144,15 +144,6 @@ def test_the_smallest_world_size_that_fits_or_the_one_that_is_given(doctor, word
     assert json.loads(done.out)["world_size"] == ranks
 
 
-def test_the_smallest_world_size_has_room_for_weight_shards(doctor, release):
-    if release not in ("0.19.2", "main"):
-        pytest.skip("it has no weight shards (GTP)")
-    shards = "--tensor-parallel-num-weight-shards 4"
-    assert json.loads(doctor(f"{SMALL} {shards}", "--json").out)["world_size"] == 4
-    more = f"{EXPERTS} {shards} --expert-tensor-parallel-num-weight-shards 2"
-    assert json.loads(doctor(more, "--json").out)["world_size"] == 8
-
-
 def test_flags_of_the_script_are_listed_and_ignored(doctor):
     assert doctor(f"{SMALL} --reward-model here").code == 0
     done = doctor(f"{SMALL} --reward-model here --min-clip-coeficient 0.1")

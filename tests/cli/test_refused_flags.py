@@ -1,5 +1,6 @@
 """`doctor -- FLAGS` ends with 2 where the flags are refused, and says what to change."""
 
+import json
 import sys
 from types import ModuleType
 
@@ -80,6 +81,15 @@ def test_the_library_that_keeps_a_trainer_from_importing_is_named(doctor, traine
 def test_a_number_of_ranks_that_cannot_be_is_wrong_usage(doctor, words, part):
     done = doctor(EXPERTS, *words)
     assert done.code == 2 and part in done.err
+
+
+def test_the_smallest_world_size_has_room_for_weight_shards(doctor, release):
+    if release not in ("0.19.2", "main"):
+        pytest.skip("it has no weight shards (GTP)")
+    shards = "--tensor-parallel-num-weight-shards 4"
+    assert json.loads(doctor(f"{SMALL} {shards}", "--json").out)["world_size"] == 4
+    more = f"{EXPERTS} {shards} --expert-tensor-parallel-num-weight-shards 2"
+    assert json.loads(doctor(more, "--json").out)["world_size"] == 8
 
 
 @pytest.mark.parametrize("flag", ["--num-layer 8", "--num-layer=8"])
