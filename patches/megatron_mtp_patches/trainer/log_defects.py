@@ -81,9 +81,10 @@ DEFECTS = (
             has="should_reset = not is_first_iteration",
             lacks=("should_reset_loss_stats", "not is_first_iteration or"),
         ),
-        affects=lambda run: run.is_of_megatron_trainer and run.log_interval == 1,
-        when="--log-interval 1",
-        instead="--log-interval 2 or more",
+        affects=lambda run: run.is_of_megatron_trainer and (run.log_interval == 1 or (run.load and not run.finetune)),
+        when="--log-interval 1, or --load without --finetune",
+        only_if="the first step of the process ends an interval, as each step does with --log-interval 1",
+        instead="use --log-interval 2 or more, and save after steps whose number it divides",
         more_links=(
             "NVIDIA/Megatron-LM#7092",
             "NVIDIA/Megatron-LM#6237",
@@ -91,8 +92,8 @@ DEFECTS = (
         state="fixed after main of 2026-08-22",
         evidence="reproduced",
         patch="log-first-step-once",
-        second_reading="the log of 0.16.1, 0.18.2 and main; the issue and the pull requests; its program; doctor under "
-        "its flags",
+        second_reading="the log of 0.16.1, 0.18.2, 0.19.0 and main; the issue and the pull requests; its program; a "
+        "resume on 0.19.2 with --log-interval 10; doctor under its flags and just outside",
     ),
     Defect(
         id="ML-1555",
