@@ -91,7 +91,9 @@ FUSED_EXPERTS = {
         ("sinkhorn-without-bound", {**SINKHORN, "moe_router_load_balancing_type": ["aux_loss"]}, False),
         ("sinkhorn-without-bound", {**SINKHORN, "num_experts": None}, False),
         ("ML-6238", {**PARSED, "log_interval": 1}, True),
-        ("ML-6238", {**PARSED, "log_interval": 10, "load": "x"}, False),
+        ("ML-6238", {**PARSED, "log_interval": 10}, False),
+        ("ML-6238", {**PARSED, "log_interval": 10, "load": "x"}, True),
+        ("ML-6238", {**PARSED, "log_interval": 10, "load": "x", "finetune": True}, False),
         ("ML-6238", {"log_interval": 1}, False),
         ("ML-4103", PACKED, True),
         ("ML-4103", {**PACKED, "mtp_num_layers": 1}, False),
@@ -236,9 +238,12 @@ def test_which_settings_decide(find_affecting, id, run, is_affected):
     assert (id in find_affecting(run)) is is_affected
 
 
-@pytest.mark.parametrize("version, is_affected", [("2.17.1", True), ("2.18.0", False)])
-def test_the_fused_cross_entropy_depends_on_transformer_engine(find_affecting, version, is_affected):
-    run = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te", "bf16": True}
+@pytest.mark.parametrize(
+    "version, more, is_affected",
+    [("2.17.1", {}, True), ("2.18.0", {}, False), ("2.17.1", {"logit_dtype": "torch.float32"}, False)],
+)
+def test_the_fused_cross_entropy_depends_on_transformer_engine(find_affecting, version, more, is_affected):
+    run = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te", "bf16": True, **more}
     assert ("ML-5115" in find_affecting(run, te=version)) is is_affected
 
 

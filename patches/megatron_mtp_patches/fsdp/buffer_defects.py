@@ -66,18 +66,33 @@ DEFECTS = (
     ),
     Defect(
         id="ML-5222",
-        effect="Weight gradients may be wrong, because a buffer that is still in use is handed out again",
+        effect="Weight gradients may be wrong, because a unit writes its own into the buffer from which those of its "
+        "neighbour are still being reduced",
         severity=3,
         signs=Sign(_LIMIT, has="if len(double_buf_units) > 1:"),
         affects=_has_double_buffer,
         when=_DOUBLE_BUFFER,
-        only_if="that use has not ended by then",
+        only_if="that reduction has not ended by then",
         instead=_NO_DOUBLE_BUFFER,
         state="fixed in 0.19.0",
         introduced_by=("NVIDIA/Megatron-LM#4054",),
         evidence="reported",
-        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; what sets its setting there; the thread of #5222; doctor "
-        "under its flags and just outside",
+        second_reading="sources of 0.16.1, 0.18.2 and 0.19.0; what sets its setting there; the threads of #4054 and "
+        "#5222; which streams wait, and which buffers are freed, with stand-ins on 0.16.1 to main; doctor under its "
+        "flags and just outside",
+    ),
+    Defect(
+        id="ML-4054b",
+        effect="Weight gradients may be wrong, because a unit writes its own into the buffer from which those of the "
+        "unit two before it are still being reduced: only the stream of the reductions waits for them",
+        severity=3,
+        signs=Sign(_LIMIT, has=("if len(double_buf_units) > 2:", "with torch.cuda.stream(self.rs_stream):")),
+        affects=_has_double_buffer,
+        when=_DOUBLE_BUFFER,
+        only_if="that reduction has not ended by then",
+        instead=_NO_DOUBLE_BUFFER,
+        introduced_by=("NVIDIA/Megatron-LM#4054",),
+        evidence="read",
     ),
     Defect(
         id="ML-4810",

@@ -166,14 +166,14 @@ class Step(NamedTuple):
     zeros: int
 
 
-def step_in_bf16(is_precision_aware: bool) -> Step:
-    """A step of a GPT that is the same each time."""
+def step_in_bf16(is_precision_aware: bool, **model_settings: Any) -> Step:
+    """A step of a GPT that is the same each time; `model_settings` are those of its TransformerConfig."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
     torch.manual_seed(1)
     field = "megatron_fsdp_use_decoupled_grad"  # from 0.18 on; the trainer sets it
     settings: dict[str, Any] = {field: is_precision_aware} if hasattr(DistributedDataParallelConfig, field) else {}
-    config = make_config(bf16=True, params_dtype=torch.bfloat16)
+    config = make_config(bf16=True, params_dtype=torch.bfloat16, **model_settings)
     model = make_fsdp(config, make_gpt(config).bfloat16(), **settings)
     optimizer = make_optimizer(
         model,
