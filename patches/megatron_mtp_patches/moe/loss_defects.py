@@ -93,7 +93,7 @@ DEFECTS = (
             lacks=("dp_group.size()", "dp_size", "data_parallel"),
         ),
         affects=lambda run: has_aux_loss(run, "global_aux_loss") and data_parallel(run) > 1,
-        when="--moe-router-load-balancing-type global_aux_loss with data parallelism",
+        when="--moe-router-load-balancing-type global_aux_loss with --moe-aux-loss-coeff and data parallelism",
         instead="multiply the coefficient of global_aux_loss by the data-parallel size",
         more_links=("NVIDIA/Megatron-LM#3672",),
         state="open",
@@ -114,7 +114,8 @@ DEFECTS = (
         affects=lambda run: (
             has_aux_loss(run, "seq_aux_loss") and run.calculate_per_token_loss and (run.micro_batch_size or 1) > 1
         ),
-        when="--moe-router-load-balancing-type seq_aux_loss with --calculate-per-token-loss and --micro-batch-size > 1",
+        when="--moe-router-load-balancing-type seq_aux_loss with --moe-aux-loss-coeff, --calculate-per-token-loss and "
+        "--micro-batch-size > 1",
         instead="use --micro-batch-size 1, or multiply the coefficient of seq_aux_loss by the micro batch size",
         state="fixed in 0.19.0",
         evidence="reproduced",
@@ -174,7 +175,7 @@ DEFECTS = (
             and microbatches(run) > 1
             and (may_mask_padding(run) or run.hybrid_context_parallel)
         ),
-        when="--moe-router-load-balancing-type global_aux_loss with more than one microbatch, in other trainers than "
+        when="--moe-router-load-balancing-type global_aux_loss with --moe-aux-loss-coeff and more than one microbatch, in other trainers than "
         "Megatron's or with --hybrid-context-parallel",
         only_if="the microbatches have different numbers of tokens, because of a padding mask or of packed sequences",
         more_links=("NVIDIA/Megatron-LM#7214",),
@@ -199,7 +200,7 @@ DEFECTS = (
             and ((run.sequence_parallel and tensor_parallel(run) > 1) or context_parallel(run) > 1)
         ),
         when="--dataloader-inter-document-masking with --moe-router-load-balancing-type seq_aux_loss, "
-        "--micro-batch-size > 1 and --sequence-parallel or --context-parallel-size > 1",
+        "--moe-aux-loss-coeff, --micro-batch-size > 1 and --sequence-parallel or --context-parallel-size > 1",
         instead="use --micro-batch-size 1",
         introduced_by=("NVIDIA/Megatron-LM#5696",),
         evidence="read",
@@ -215,7 +216,7 @@ DEFECTS = (
             lacks="sample_ids",
         ),
         affects=lambda run: run.sft and has_aux_loss(run, "seq_aux_loss"),
-        when="--sft with --moe-router-load-balancing-type seq_aux_loss",
+        when="--sft with --moe-router-load-balancing-type seq_aux_loss and --moe-aux-loss-coeff",
         only_if="several sequences are packed into one sample",
         state="open",
         evidence="reproduced",

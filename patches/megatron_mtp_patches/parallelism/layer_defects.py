@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import is_hybrid, layers_of_hybrid
+from ..defects.conditions import is_hybrid, layers_of_hybrid, type_name
 from ..defects.declare import Defect, Sign
 
 
@@ -48,10 +48,12 @@ DEFECTS = (
             run.cross_entropy_loss_fusion
             and run.cross_entropy_fusion_impl == "te"
             and (run.bf16 or run.fp16)
+            and type_name(run.logit_dtype) != "float32"
             and run.transformer_engine < (2, 18)
         ),
         when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te and --bf16 or --fp16, and "
-        "TransformerEngine before 2.18 (from 0.18.2 on Megatron's own trainer refuses this, other trainers only warn)",
+        "TransformerEngine before 2.18 (from 0.18.2 on Megatron's own trainer refuses this, other trainers only warn), without "
+        "main's --output-logit-dtype fp32",
         instead="--cross-entropy-fusion-impl native",
         more_links=(
             "NVIDIA/Megatron-LM#1627",
@@ -60,7 +62,7 @@ DEFECTS = (
         state="fixed in TransformerEngine 2.18",
         evidence="reported",
         second_reading="the loss, and what trainers refuse, of 0.16.1 to main; the kernel of TransformerEngine 2.17; "
-        "the threads of #5115 and of TransformerEngine's #3193; doctor under its flags",
+        "logits in fp32 on main; the threads of #5115 and of TransformerEngine's #3193; doctor under its flags",
     ),
     Defect(
         id="ML-3504",
