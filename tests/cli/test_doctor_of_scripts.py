@@ -1,6 +1,9 @@
 """`doctor --batch` of launch scripts: which run they start, with which patches, and what is not known of it."""
 
 import pytest
+from megatron_mtp_patches.defects.catalog import known_defects
+from megatron_mtp_patches.doctor.findings import RunSettings
+from megatron_mtp_patches.doctor.flags import read
 
 from .training_flags import SMALL
 
@@ -171,3 +174,11 @@ def test_a_defect_of_one_script_is_not_found_in_another(doctor_of_file, tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     told = doctor_of_file(f"torchrun --nproc-per-node 1 {name} {SMALL} --freeze-LM --rotary-base 500000").out
     assert ("ML-6586" in told) is is_affected
+
+
+@pytest.mark.parametrize("flags, is_affected", [("", True), ("--export-default-te-spec", False)])
+def test_flags_of_modelopt_are_read_though_scripts_add_them(trainer, flags, is_affected):
+    words = f"{SMALL} --hybrid-override-pattern M* --norm-epsilon 1e-6 --export-kd-teacher-load teacher {flags}"
+    settings = RunSettings(read(words.split(), None).sources, None)
+    (defect,) = (one for one in known_defects() if one.id == "ML-5750")
+    assert defect.affects(settings) is is_affected

@@ -196,6 +196,10 @@ def layers_of_hybrid(run: Any) -> str:
 VLM_FLAGS = ("freeze_LM", "freeze_ViT", "disable_vision_class_token", "dataloader_seq_length")
 
 
+# Those of scripts that build models of ModelOpt, as pretrain_gpt.py does where it finds ModelOpt.
+MODELOPT_FLAGS = ("modelopt_enabled", "export_kd_teacher_load", "export_default_te_spec")
+
+
 def is_vlm(run: Any) -> bool:
     """True if pretrain_vlm.py trains a vision-language model, or a script with its flags whose name is not known."""
     return run.script in (None, "pretrain_vlm.py") and any(getattr(run, name) is not None for name in VLM_FLAGS)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..catalog import CATALOG
 from ..declarations.description import argument_of, flag_of
-from ..defects.conditions import VLM_FLAGS
+from ..defects.conditions import MODELOPT_FLAGS, VLM_FLAGS
 from ..engine import AddField, AddFlag, UsageError
 from ..engine.similar_names import find_similar
 from ..megatrons.installed import PACKAGES, describe_mixture
@@ -205,9 +205,9 @@ def _unknown_flags(parser: argparse.ArgumentParser, words: list[str], is_sized: 
 
 
 def _flags_of_scripts(unknown: UnknownFlags) -> SimpleNamespace:
-    """The flags by which a script is known that some defect depends on."""
+    """The flags of scripts that some defect depends on."""
     attributes = {name.lstrip("-").replace("-", "_") for name in unknown.names}
-    return SimpleNamespace(**{name: True for name in VLM_FLAGS if name in attributes})
+    return SimpleNamespace(**{name: True for name in (*VLM_FLAGS, *MODELOPT_FLAGS) if name in attributes})
 
 
 def _sections(arguments: Any) -> list[object]:
