@@ -83,6 +83,7 @@ DEFECTS = (
         affects=lambda run: _has_threshold(run) and _may_have_norm_of_nan(run) and not run.use_megatron_fsdp,
         when=f"{_THRESHOLD} with --no-check-for-nan-in-loss-and-grad, without which the run ends before the update, "
         "and without --fp16, --loss-scale and --use-megatron-fsdp",
+        instead="leave out --no-check-for-nan-in-loss-and-grad",
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",

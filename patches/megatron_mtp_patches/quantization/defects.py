@@ -242,6 +242,7 @@ DEFECTS = (
         ),
         when="--fp8-param-gather or --fp4-param-gather with --use-distributed-optimizer and --load, without "
         "--no-load-optim, --finetune and --use-megatron-fsdp",
+        instead="leave out --fp8-param-gather, --fp4-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
         state="fixed after main of 2026-08-22",
         evidence="reported",
         second_reading="sources of 0.16.1, 0.18.2 and main; the pull request and its review",

@@ -152,6 +152,7 @@ DEFECTS = (
         affects=lambda run: run.log_params_norm and run.bf16 and _keeps_main_params_inside(run),
         when="--log-params-norm with --bf16 and --use-precision-aware-optimizer, and --fp8-recipe delayed (the "
         "default), --main-params-dtype fp16 or --optimizer-cpu-offload",
+        instead="leave out --use-precision-aware-optimizer, and the data types that need it",
         evidence="reproduced",
         second_reading="the norm and the optimizer of 0.16.1 and 0.19.0; its program; doctor of 0.17.1, 0.18.2 and "
         "0.19.2 under its flags and just outside",
