@@ -40,9 +40,7 @@ DEFECTS = (
         severity=5,
         signs=Sign(_MAKE, lacks=_NO_MASTER_WEIGHTS),
         # The optimizer on the CPU looks for either name.
-        affects=lambda run: (
-            run.use_megatron_fsdp and _has_decoupled_gradients(run) and not run.optimizer_cpu_offload
-        ),
+        affects=lambda run: run.use_megatron_fsdp and _has_decoupled_gradients(run) and not run.optimizer_cpu_offload,
         when="--use-megatron-fsdp with --use-precision-aware-optimizer, without --optimizer-cpu-offload and without "
         "--fp8-recipe other than delayed (unless --main-params-dtype is fp16)",
         state="fixed in 0.18.0",

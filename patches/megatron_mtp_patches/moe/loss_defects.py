@@ -175,8 +175,8 @@ DEFECTS = (
             and microbatches(run) > 1
             and (may_mask_padding(run) or run.hybrid_context_parallel)
         ),
-        when="--moe-router-load-balancing-type global_aux_loss with --moe-aux-loss-coeff and more than one microbatch, in other trainers than "
-        "Megatron's or with --hybrid-context-parallel",
+        when="--moe-router-load-balancing-type global_aux_loss with --moe-aux-loss-coeff and more than one "
+        "microbatch, in other trainers than Megatron's or with --hybrid-context-parallel",
         only_if="the microbatches have different numbers of tokens, because of a padding mask or of packed sequences",
         more_links=("NVIDIA/Megatron-LM#7214",),
         state="open",

@@ -52,8 +52,8 @@ DEFECTS = (
             and run.transformer_engine < (2, 18)
         ),
         when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te and --bf16 or --fp16, and "
-        "TransformerEngine before 2.18 (from 0.18.2 on Megatron's own trainer refuses this, other trainers only warn), without "
-        "main's --output-logit-dtype fp32",
+        "TransformerEngine before 2.18 (from 0.18.2 on Megatron's own trainer refuses this, other trainers only warn), "
+        "without main's --output-logit-dtype fp32",
         instead="--cross-entropy-fusion-impl native",
         more_links=(
             "NVIDIA/Megatron-LM#1627",
