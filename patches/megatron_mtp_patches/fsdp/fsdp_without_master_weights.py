@@ -35,8 +35,8 @@ PATCH = Patch(
         "A model that a script built without `megatron_fsdp_use_decoupled_grad` trained nothing, and its gradient "
         "norm was 0.",
         "`--log-num-zeros-in-grad` counted each zero once for each data-parallel rank, or raised an error with "
-        "experts, tensor parallelism or several optimizer instances (0.18.2), and raised an IndexError on a rank without "
-        "parameters, with fp8 other than delayed scaling (0.19.2, main).",
+        "experts, tensor parallelism or several optimizer instances (0.18.2), and raised an IndexError on a rank "
+        "without parameters, with fp8 other than delayed scaling (0.19.2, main).",
         "Where model weights were changed before `optimizer.reload_model_params()`, the main weights stayed as they "
         "were, and the next update wrote the old ones back (0.16.1, 0.17.1).",
         "FusedAdam kept `store_param_remainders` for master weights that it no longer has (0.19.2, main).",

@@ -53,7 +53,7 @@ DEFECTS = (
         ),
         when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te and --bf16 or --fp16, and "
         "TransformerEngine before 2.18 (from 0.18.2 on Megatron's own trainer refuses this, other trainers only warn), "
-        "without main's --output-logit-dtype fp32",
+        "without logits in fp32 (logit_dtype of main)",
         instead="--cross-entropy-fusion-impl native",
         more_links=(
             "NVIDIA/Megatron-LM#1627",
@@ -132,7 +132,7 @@ DEFECTS = (
             (is_hybrid(run) and "M" in (layers_of_hybrid(run) or "M"))
             and (run.modelopt_enabled or run.export_kd_teacher_load)
             and not run.export_default_te_spec
-            and (run.norm_epsilon or 1e-5) != 1e-5
+            and (run.layernorm_epsilon or run.norm_epsilon or 1e-5) != 1e-5
         ),
         when="--modelopt-enabled or --export-kd-teacher-load in hybrid models with Mamba layers, without "
         "--export-default-te-spec, with --norm-epsilon other than 1e-5",
