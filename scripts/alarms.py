@@ -22,8 +22,8 @@ from megatron_mtp_patches.doctor.findings import Finding, RunSettings, find_defe
 from megatron_mtp_patches.doctor.flags import read
 from megatron_mtp_patches.doctor.launch_script import Command
 from megatron_mtp_patches.doctor.run_files import read_runs
-from megatron_mtp_patches.doctor.trainer import import_trainer, prepare, silence
 from megatron_mtp_patches.engine import UsageError
+from megatron_mtp_patches.parity.trainer import import_trainer, prepare, silence
 
 from scripts.common.markdown import table
 from scripts.common.process import ROOT

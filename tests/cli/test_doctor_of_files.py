@@ -124,7 +124,7 @@ def test_the_choice_of_a_run_is_that_of_its_record(choice):
 
 def test_many_configurations_are_read_without_megatron_s_trainer(command, tmp_path, monkeypatch):
     """Its import is most of the time; only flags need it."""
-    monkeypatch.setattr(importlib.import_module("megatron_mtp_patches.doctor.trainer"), "import_targets", None)
+    monkeypatch.setattr(importlib.import_module("megatron_mtp_patches.parity.trainer"), "import_targets", None)
     folders = [tmp_path / str(number) for number in range(5)]
     for folder in folders:
         folder.mkdir()

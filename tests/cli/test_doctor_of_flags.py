@@ -8,10 +8,10 @@ import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.defects.conditions import is_vlm
 from megatron_mtp_patches.doctor import findings
-from megatron_mtp_patches.doctor import trainer as megatron_trainer
 from megatron_mtp_patches.doctor.findings import RunSettings
 from megatron_mtp_patches.doctor.flags import read
 from megatron_mtp_patches.megatrons import installed as installed_megatron
+from megatron_mtp_patches.parity import trainer as megatron_trainer
 
 from .training_flags import EXPERTS, SMALL
 

@@ -6,7 +6,8 @@ from types import ModuleType
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.doctor import flags, trainer
+from megatron_mtp_patches.doctor import flags
+from megatron_mtp_patches.parity import trainer
 
 from .training_flags import EXPERTS, SMALL
 

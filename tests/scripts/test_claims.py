@@ -28,7 +28,10 @@ PATCHES = {patch.id: patch for patch in CATALOG}
 MOST_WORDS = 700
 NETWORK = {"aiohttp", "asyncio", "ftplib", "http", "requests", "smtplib", "socket", "ssl", "urllib", "urllib3"}
 # By reading: a file that the user names (reproduce, parity), our own tables, a .pth beside Megatron's packages.
-WRITERS = {"cli/reproduce.py", "cli/zero_touch.py", "defects/catalog.py", "engine/new_release.py", "parity/report.py"}
+WRITERS = {
+    *("cli/reproduce.py", "cli/zero_touch.py", "defects/catalog.py", "engine/new_release.py", "parity/report.py"),
+    *("parity/resume.py", "parity/upgrade/trees.py"),  # in folders that they remove
+}
 
 
 def readme():

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from ..doctor.findings import Finding, RunSettings, find_defects
 from ..doctor.flags import CommandLine, read, refusals
-from ..doctor.trainer import import_trainer, prepare, silence
 from ..engine import UsageError
 from ..megatrons.installed import describe_megatron
+from ..parity.trainer import import_trainer, prepare, silence
 from .console import make_printer
 from .doctor_output import exit_code, show_findings
 

@@ -17,9 +17,9 @@ from ..doctor.findings import Finding, RunSettings, find_defects
 from ..doctor.flags import read
 from ..doctor.launch_script import Command
 from ..doctor.run_files import read_runs
-from ..doctor.trainer import import_trainer, prepare, silence
 from ..engine import PatchError, UsageError
 from ..megatrons.installed import describe_megatron
+from ..parity.trainer import import_trainer, prepare, silence
 from .console import make_printer
 from .doctor_output import FAILS_FROM, exit_code, is_severe, show_findings
 from .zero_touch import VARIABLE, is_enabled

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..doctor.findings import Finding
 from ..engine import UsageError
-from ..upgrade.comparison import Comparison, compare
-from ..upgrade.reading import Reading, read_in
-from ..upgrade.trees import Tree, open_tree
+from ..parity.upgrade.comparison import Comparison, compare
+from ..parity.upgrade.reading import Reading, read_in
+from ..parity.upgrade.trees import Tree, open_tree
 from .console import make_printer
 from .doctor_output import exit_code
 from .upgrade_output import show_comparison, show_numbers
 
 if TYPE_CHECKING:
-    from ..upgrade.numbers import CutNumbers, Functions
+    from ..parity.upgrade.numbers import CutNumbers, Functions
 
 
 DIFFERS = 3  # an exit code
@@ -77,8 +77,8 @@ def show_upgrade(options: UpgradeOptions) -> int:
 
 
 def _train(trees: list[Tree], options: UpgradeOptions) -> tuple[list[CutNumbers], Functions]:
-    from ..upgrade.numbers import compare_functions, compare_numbers
-    from ..upgrade.small_run import SmallRunOptions, train_in
+    from ..parity.upgrade.numbers import compare_functions, compare_numbers
+    from ..parity.upgrade.small_run import SmallRunOptions, train_in
 
     small = SmallRunOptions(options.script, options.dtype, options.ranks, options.flags)
     before = train_in(trees[0], small)

@@ -7,12 +7,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..doctor.findings import Finding
-from ..upgrade.comparison import Change, Comparison
-from ..upgrade.reading import CONFIGURATIONS, Reading
+from ..parity.upgrade.comparison import Change, Comparison
+from ..parity.upgrade.reading import CONFIGURATIONS, Reading
 from .doctor_output import show_findings
 
 if TYPE_CHECKING:
-    from ..upgrade.numbers import CutNumbers, Functions
+    from ..parity.upgrade.numbers import CutNumbers, Functions
 
 SHOWN = 4  # deviations of a cut
 Show = Callable[..., None]

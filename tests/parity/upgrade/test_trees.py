@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from megatron_mtp_patches.engine import PatchError, UsageError
-from megatron_mtp_patches.upgrade.trees import open_tree
+from megatron_mtp_patches.parity.upgrade.trees import open_tree
 
 pytestmark = pytest.mark.forked("python")
-HERE = "tests.upgrade.test_trees"
+HERE = "tests.parity.upgrade.test_trees"
 
 
 def find_megatron(_: object) -> bytes:

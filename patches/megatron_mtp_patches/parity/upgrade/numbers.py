@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..parity.comparison import HIDDEN, Deviation, compare
-from ..parity.training import Printed, Record
+from ..comparison import HIDDEN, Deviation, compare
+from ..training import Printed, Record
 from .small_run import SmallRunNumbers
 
 Lines = list[dict[str, tuple[float | None, float | None]]]

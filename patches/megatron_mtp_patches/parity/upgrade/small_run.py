@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..engine import UsageError
-from ..engine.source import ask, find_definition
-from ..parity.cuts import list_cuts, reference_flags
-from ..parity.flags import join
-from ..parity.processes import Failed, prepare, run, run_with
-from ..parity.samples import UNEVEN
-from ..parity.scripts import find_script
-from ..parity.small import shrink
-from ..parity.study import Study
-from ..parity.training import Job, Record, train
-from ..parity.verdict import Tolerance
+from ...engine import UsageError
+from ...engine.source import ask, find_definition
+from ..cuts import list_cuts, reference_flags
+from ..flags import join
+from ..processes import Failed, prepare, run, run_with
+from ..samples import UNEVEN
+from ..scripts import find_script
+from ..small import shrink
+from ..study import Study
+from ..training import Job, Record, train
+from ..verdict import Tolerance
 from .trees import Tree
 
 ONE_RANK = "one rank"

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..catalog import CATALOG
-from ..doctor.findings import RunSettings, find_defects
-from ..doctor.flags import read, refusals
-from ..doctor.trainer import import_trainer, prepare, silence
-from ..megatron_engine import ENGINE
-from ..megatrons.installed import describe_megatron
+from ...catalog import CATALOG
+from ...doctor.findings import RunSettings, find_defects
+from ...doctor.flags import read, refusals
+from ...megatron_engine import ENGINE
+from ...megatrons.installed import describe_megatron
+from ..trainer import import_trainer, prepare, silence
 from .trees import Tree
 
 # The configurations that Megatron's trainer makes of its arguments, by what they configure.

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from .. import apply, rehearsal
+from ..doctor import start_line
+from ..doctor.findings import check_version
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from ..megatrons.installed import MEGATRON, describe_megatron, find_releases, find_transformer_engine, import_targets
-from . import start_line
-from .findings import check_version
 
 
 def prepare(world_size: int | None, transformer_engine: str | None) -> tuple[str | None, bool]:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import megatron_mtp_patches
 import megatron_overrides
 
-from ..engine import PatchError, UsageError
-from ..engine.source import find_file
+from ...engine import PatchError, UsageError
+from ...engine.source import find_file
 
 FORMS = (
     "name a checkout or a folder of packages, as megatron-lm or /opt/venv/lib/python3.12/site-packages, a wheel, "

@@ -1,8 +1,8 @@
 """What changes between two readings of a run."""
 
 import pytest
-from megatron_mtp_patches.upgrade.comparison import Change, compare
-from megatron_mtp_patches.upgrade.reading import Reading
+from megatron_mtp_patches.parity.upgrade.comparison import Change, compare
+from megatron_mtp_patches.parity.upgrade.reading import Reading
 
 pytestmark = pytest.mark.forked("python")
 
