@@ -188,6 +188,7 @@ FUSED_EXPERTS = {
         ("ML-4395", {"transformer_impl": "local", "freeze_ViT": True}, True),
         ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3}, True),
         ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3, "use_megatron_fsdp": True}, False),
+        ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3, "optimizer": "dist_muon"}, False),
         ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3, "load_optim": False}, False),  # in Megatron-Bridge
         ("ML-7173", {**PARSED, "load": "x", "decoupled_lr": 1e-3, "override_opt_param_scheduler": True}, True),
         ("ML-7173", {"load": "x", "decoupled_lr": 1e-3, "override_opt_param_scheduler": True}, False),

@@ -17,9 +17,12 @@ _LOADS_MAIN_PARAMS = (
 
 
 def _has_learning_rates_of_groups(run: Any) -> bool:
-    """True if some parameters have separate learning rates; with muP, those of a model that is not the base's size."""
+    """True if groups differ in their learning rates alone: those of --decoupled-lr without Muon, which takes the weights
+    beside them, and those of muP in a model that is not the base's size.
+    """
     base = run.mup_base_hidden_size
-    return bool(run.decoupled_lr or (run.use_mup and base and base != run.hidden_size))
+    is_decoupled = run.decoupled_lr and "muon" not in str(run.optimizer)
+    return bool(is_decoupled or (run.use_mup and base and base != run.hidden_size))
 
 
 def _loads_main_params_of_experts(run: Any) -> bool:
@@ -44,8 +47,9 @@ DEFECTS = (
         affects=lambda run: (  # a checkpoint of Megatron-FSDP has the settings of each parameter
             loads_optimizer(run) and _has_learning_rates_of_groups(run) and not has_megatron_fsdp(run)
         ),
-        when="--load (without --no-load-optim or --finetune) with --decoupled-lr, or --use-mup and a "
-        "--mup-base-hidden-size other than --hidden-size, without --use-megatron-fsdp",
+        when="--load (without --no-load-optim or --finetune) with --decoupled-lr and another optimizer than Muon, or "
+        "--use-mup and a --mup-base-hidden-size other than --hidden-size, without --use-megatron-fsdp",
+        only_if="the optimizer is distributed, or these groups have as many parameters; else loading ends in an error",
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
