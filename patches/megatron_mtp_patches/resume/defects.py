@@ -17,8 +17,8 @@ _LOADS_MAIN_PARAMS = (
 
 
 def _has_learning_rates_of_groups(run: Any) -> bool:
-    """True if groups differ in their learning rates alone: those of --decoupled-lr without Muon, which takes the weights
-    beside them, and those of muP in a model that is not the base's size.
+    """True if groups differ in their learning rates alone: those of --decoupled-lr without Muon, which takes the
+    weights beside them, and those of muP in a model that is not the base's size.
     """
     base = run.mup_base_hidden_size
     is_decoupled = run.decoupled_lr and "muon" not in str(run.optimizer)
