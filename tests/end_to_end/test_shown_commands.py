@@ -48,7 +48,7 @@ def test_a_rehearsal_saves_and_resumes(run):
 def test_the_first_command_of_readme(run):
     (output,) = run(shown("first-command"))
     defect, _, count = answer("first-command").partition("Known defects")
-    assert defect in " ".join(output.split())
+    assert all(part in " ".join(output.split()) for part in defect.split(" ... "))
     if version("megatron-core").startswith("0.18."):
         assert count in " ".join(output.split())
 

@@ -37,7 +37,7 @@ def _has_duplicated_layers(run: Any) -> bool:
 
 def _may_have_norm_of_nan(run: Any) -> bool:
     """True if nothing looks for NaN before the gradient norm: neither the loss scaler nor Megatron's check."""
-    has_scaler = run.fp16 or run.loss_scale
+    has_scaler = run.fp16 or (isinstance(run.loss_scale, (int, float)) and run.loss_scale)  # ms-swift's is another one
     return not (has_scaler or run.check_for_nan_in_loss_and_grad or run.check_for_nan_in_grad)
 
 

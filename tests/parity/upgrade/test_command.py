@@ -46,8 +46,9 @@ def test_it_names_what_is_other_in_the_newer_megatron(newer_megatron, monkeypatc
     script = Path(ROOT, "scripts", "demo", "train.py")
     options = ("--json", "--run", "--ranks", "1", "--script", str(script))
     code = main(["upgrade", *options, sys.executable, str(newer_megatron), "--", *FLAGS.split()])
-    answer = json.loads(capfd.readouterr().out)
-    assert code == 3
+    out, err = capfd.readouterr()
+    assert code == 3, err
+    answer = json.loads(out)
     changed = {one["name"]: (one["before"], one["after"]) for one in answer["changed"]}
     assert changed == {"bucket_size": ("None", "7")}
     assert not any(answer[name] for name in ("gone", "new", "added", "dropped", "refused"))
