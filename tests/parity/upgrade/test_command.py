@@ -48,7 +48,7 @@ def test_it_names_what_is_other_in_the_newer_megatron(newer_megatron, monkeypatc
     code = main(["upgrade", *options, sys.executable, str(newer_megatron), "--", *FLAGS.split()])
     out, err = capfd.readouterr()
     assert code == 3, err
-    answer = json.loads(out)
+    answer = json.loads(out[out.index("{") :])
     changed = {one["name"]: (one["before"], one["after"]) for one in answer["changed"]}
     assert changed == {"bucket_size": ("None", "7")}
     assert not any(answer[name] for name in ("gone", "new", "added", "dropped", "refused"))
