@@ -43,6 +43,7 @@ def newer_megatron(tmp_path):
 
 def test_it_names_what_is_other_in_the_newer_megatron(newer_megatron, monkeypatch, capfd):
     monkeypatch.setenv("MEGATRON_MTP_PATCHES", "none")  # floor-clip-coefficient does not know the changed function
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the script imports others of this repository
     script = Path(ROOT, "scripts", "demo", "train.py")
     options = ("--json", "--run", "--ranks", "1", "--script", str(script))
     code = main(["upgrade", *options, sys.executable, str(newer_megatron), "--", *FLAGS.split()])
