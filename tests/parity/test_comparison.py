@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from megatron_mtp_patches.parity.comparison import HIDDEN, Deviation, compare, merge
+from megatron_mtp_patches.parity.comparison import HIDDEN, Deviation, compare, compare_random_states, merge
 from megatron_mtp_patches.parity.legitimate import find_dependence
 from megatron_mtp_patches.parity.training import Printed, Record
 from megatron_mtp_patches.parity.verdict import FACTOR, Tolerance, judge
@@ -206,3 +206,19 @@ def test_sinkhorn_depends_on_the_tokens_of_a_rank(cut, is_one):
     sizes = {"data_parallel_size": 2, "context_parallel_size": 1, "sequence_parallel": False} | cut
     run = SimpleNamespace(**vars(RUN) | sizes | {"moe_router_load_balancing_type": "sinkhorn"})
     assert (find_dependence(Deviation(1, "gradient", "weight", 1.0), run) is not None) is is_one
+
+
+def test_random_states_are_compared_rank_by_rank():
+    ranks = [Record(random=[{"Python": 1, "numpy": 2}]) for _ in range(2)]
+    others = [Record(random=[{"Python": 1, "numpy": 2}]), Record(random=[{"Python": 3, "numpy": 2}])]
+    assert not list(compare_random_states(ranks, ranks))
+    (deviation,) = compare_random_states(ranks, others)
+    assert deviation.name == "of Python on rank 1" and deviation.size
+
+
+def test_what_is_defined_in_one_of_several_runs_is_no_finding():
+    deviation = Deviation(1, "update", "weight", 0.5)
+    muon = SimpleNamespace(**{**vars(RUN), "optimizer": "muon", "muon_tp_mode": "blockwise"})
+    muon.tensor_model_parallel_size = 2
+    assert judge([deviation], Tolerance([]), RUN).findings == judge([deviation], Tolerance([])).findings == [deviation]
+    assert not judge([deviation], Tolerance([]), RUN, muon).findings

@@ -1,9 +1,7 @@
 """`parity` on runs of Megatron's trainer: equal cuts, a cut that a known defect spoils, files, and wrong usage."""
 
-import json
 import os
 import runpy
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.parity.comparison import Deviation
 
-from scripts.common.forks import fork, wait
 from tests.pages import ROOT
 
 pytestmark = pytest.mark.forked("torch")
@@ -41,23 +38,6 @@ if __name__ == "__main__":
     TransformerLayer.forward = spoiled_forward
     main()
 """
-
-
-@pytest.fixture
-def parity(tmp_path):
-    """parity(*words, patches): the exit code, and what the command has printed, as JSON where it is."""
-    from megatron_mtp_patches.cli import main
-
-    def run(*words, patches="all"):
-        os.environ["MEGATRON_MTP_PATCHES"] = patches
-        log = tmp_path / "log"
-        pid = fork(lambda: os._exit(main(["parity", *words])), log)
-        code = wait([pid], time.monotonic() + 300)[pid]
-        text = log.read_text()
-        start = f"\n{text}".find("\n{\n")
-        return code, text if start < 0 else json.loads(text[start:])
-
-    return run
 
 
 def test_cuts_of_a_dense_model_are_equal(parity):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .test_parity import DENSE, OPTIONS, parity  # noqa: F401
+from .test_parity import DENSE, OPTIONS
 
 pytestmark = pytest.mark.forked("torch")
 pytest.importorskip("megatron.training", reason="the 0.16.1 wheel has no megatron.training")
@@ -12,7 +12,7 @@ RESHARDED = (
 )
 
 
-def test_a_checkpoint_of_shifted_buckets_is_explained_and_equal_with_the_patches(parity):  # noqa: F811
+def test_a_checkpoint_of_shifted_buckets_is_explained_and_equal_with_the_patches(parity):
     code, answer = parity(*OPTIONS, "--resume", "--cut", "DP2", "--", *f"{DENSE} {RESHARDED}".split(), patches="none")
     assert code == 1, answer
     tried = [(one["saved"], one["loaded"]) for one in answer["resumes"]]

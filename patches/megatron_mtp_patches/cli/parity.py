@@ -196,9 +196,13 @@ def _try_resumes(run: _Run, options: Options, show: Callable[..., None], start: 
         raise UsageError("--resume is for runs of Megatron's trainer: parity saves no checkpoint of a framework")
     study, cuts = _begin(run, options, show, start)
     results = []
-    for result in try_resumes(study, cuts):
-        results.append(result)
-        show_resume(show, result)
+    try:
+        for result in try_resumes(study, cuts):
+            results.append(result)
+            show_resume(show, result)
+    except KeyboardInterrupt:
+        show_summary_of_resumes(show, results, time.monotonic() - start)
+        sys.exit(128 + signal.SIGINT)
     show_summary_of_resumes(show, results, time.monotonic() - start)
     return results
 

@@ -73,7 +73,7 @@ def show_upgrade(options: UpgradeOptions) -> int:
         show_numbers(show, cuts, functions)
     differs = any(one.deviations or any(one.refusals) for one in cuts)
     is_severe = exit_code((Finding(**one) for one in comparison.new), is_doubtful=False)
-    return is_severe or DIFFERS * differs or UsageError.exit_code * bool(comparison.refused)
+    return is_severe or DIFFERS * differs or UsageError.exit_code * bool(comparison.unknown)
 
 
 def _train(trees: list[Tree], options: UpgradeOptions) -> tuple[list[CutNumbers], Functions]:

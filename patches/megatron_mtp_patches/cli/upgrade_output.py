@@ -21,7 +21,7 @@ Show = Callable[..., None]
 def show_comparison(show: Show, readings: Iterable[Reading], comparison: Comparison) -> None:
     for word, reading in zip(("from", "to  "), readings, strict=True):
         show(f"{word} {reading.megatron}; {reading.transformer_engine}")
-    for flag in comparison.refused:
+    for flag in comparison.unknown:
         show(f"the newer Megatron does not know {flag}", "red")
     for title, findings in (("go", comparison.gone), ("come", comparison.new)):
         show(f"\nKnown defects of this run that {title}: {len(findings)}", "bold")

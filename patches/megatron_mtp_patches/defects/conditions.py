@@ -145,8 +145,10 @@ def experts_of_hybrid_head(run: Any) -> str:
 
 def heads_have_experts(run: Any) -> bool:
     """True if the MTP heads have experts; those of a GPT do if its last layer, which they are like, has some."""
-    if not (run.num_experts and run.mtp_num_layers) or run.hybrid_layer_pattern:
-        return bool(run.num_experts and run.mtp_num_layers and experts_of_hybrid_head(run))
+    if not (run.num_experts and run.mtp_num_layers):
+        return False
+    if run.hybrid_layer_pattern:
+        return bool(experts_of_hybrid_head(run))
     frequency = run.moe_layer_freq
     if isinstance(frequency, str):  # "2" or "([0]*1+[1]*23)": a configuration that Megatron's parser has not read
         last = frequency.rpartition("[")[2].partition("]")[0].split(",")[-1:]

@@ -6,4 +6,7 @@ on their names alone (weights.py) and the samples on their index (samples.py). W
 (gradients.py, hidden_states.py) is put together and compared with the reference (comparison.py, verdict.py). A
 deviation that no declared dependence (legitimate.py) explains is a finding. study.py looks for the known defects that
 explain it (explanations.py), or changes the run (controls.py); report.py writes a program that shows it again.
+
+resume.py compares resumes of such a run with the run that went on, upgrade/ the runs of two Megatrons. trainer.py has
+Megatron's trainer read flags in this process, as `doctor` needs it, too.
 """

@@ -26,10 +26,10 @@ def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str
     return sorted(((one, one.id in in_reference) for one in acting), key=lambda pair: pair[1])
 
 
-def known_losses(arguments: dict[str, Any], data: str) -> list[Finding]:
+def known_explanations_of_resume(arguments: dict[str, Any], data: str) -> list[Finding]:
     """The known defects that change a resume with these arguments, and that the patches of this process leave."""
-    found = find_defects(_settings(arguments, data))
-    return [one for one in found if one.kind in {*KINDS, LOST_STATE} and not one.is_removed]
+    kinds = {*KINDS, LOST_STATE}
+    return [one for one in find_defects(_settings(arguments, data)) if one.kind in kinds and not one.is_removed]
 
 
 def _settings(arguments: dict[str, Any], data: str) -> RunSettings:

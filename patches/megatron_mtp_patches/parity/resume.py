@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from ..doctor.findings import Finding, RunSettings
 from .comparison import Deviation, compare, compare_random_states, compare_weights
 from .cuts import Cut, sharded_reference
-from .explanations import known_losses
+from .explanations import known_explanations_of_resume
 from .flags import Flag, join
 from .processes import Failed, run
 from .study import Study
@@ -89,7 +89,7 @@ class Resumes:
             return
         resume.deviations, arguments = answer
         if resume.deviations:
-            resume.explanations = known_losses(arguments, self.study.data)
+            resume.explanations = known_explanations_of_resume(arguments, self.study.data)
             if not self.study.all_are_applied:
                 answer = self._compare(resume, "all")
                 resume.goes_away = not isinstance(answer, Failed) and not answer[0]
@@ -109,10 +109,8 @@ class Resumes:
             deviations += compare_random_states(rest, resumed)
             beyond = [one for one in deviations if one.size]  # where nothing is added in another order
         else:
-            beyond = deviations
-            for ranks in (went_on, resumed):  # what Megatron defines by cut may be so in either
-                settings = RunSettings([SimpleNamespace(**ranks[0].arguments)], None)
-                beyond = judge(beyond, self.study.reference.tolerance, settings).findings
+            runs = [RunSettings([SimpleNamespace(**ranks[0].arguments)], None) for ranks in (went_on, resumed)]
+            beyond = judge(deviations, self.study.reference.tolerance, *runs).findings
         beyond.sort(key=lambda one: (one.step, -one.size))
         return beyond, resumed[0].arguments | {"save": str(self.folder)}
 

@@ -11,8 +11,14 @@ from ..megatrons.installed import describe_megatron
 SCRIPT, HYBRID_SCRIPTS = "pretrain_gpt.py", ("pretrain_hybrid.py", "pretrain_mamba.py")
 
 
-def find_script(of_run: str, words: list[str], chosen: str | None) -> str:
-    """The file to start: the one that was chosen, or that of the run by its name, here or beside Megatron."""
+def find_script(own: str, words: list[str], chosen: str | None) -> str:
+    """The file to start: the `chosen` one, or one of the name of the run's `own`, here or beside Megatron.
+
+    Where the run has none ('') it is Megatron-LM's, for a hybrid model if its flags have a pattern of layers.
+
+    Raises:
+        UsageError: there is no such file.
+    """
     if chosen is not None:
         if not Path(chosen).is_file():
             raise UsageError(f"no such script: {chosen}")
@@ -20,7 +26,7 @@ def find_script(of_run: str, words: list[str], chosen: str | None) -> str:
     megatron = importlib.util.find_spec("megatron.core")
     roots = [Path.cwd(), *([Path(str(megatron.origin)).parents[2]] if megatron and megatron.origin else [])]
     is_hybrid = any(word.startswith(("--hybrid-layer-pattern", "--hybrid-override-pattern")) for word in words)
-    names = [Path(of_run).name] if of_run else [*HYBRID_SCRIPTS] if is_hybrid else [SCRIPT]
+    names = [Path(own).name] if own else [*HYBRID_SCRIPTS] if is_hybrid else [SCRIPT]
     for root in roots:
         for name in names:
             if (root / name).is_file():

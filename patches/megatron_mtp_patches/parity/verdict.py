@@ -61,14 +61,14 @@ class Verdict(NamedTuple):
     begins: Deviation | None = None
 
 
-def judge(deviations: Iterable[Deviation], tolerance: Tolerance, settings: object) -> Verdict:
-    """Sort the deviations of a cut, whose arguments are `settings`."""
+def judge(deviations: Iterable[Deviation], tolerance: Tolerance, *runs: object) -> Verdict:
+    """Sort the deviations of a cut; `runs` are the arguments of runs in which Megatron may define one so."""
     findings: list[Deviation] = []
     dependences: dict[Dependence, list[Deviation]] = {}
     beyond = [one for one in deviations if one.size > tolerance.of(one)]
     for deviation in sorted(beyond, key=lambda one: (one.step, -one.size)):
         if deviation.kind not in HIDDEN:
-            dependence = find_dependence(deviation, settings)
+            dependence = next(filter(None, (find_dependence(deviation, run) for run in runs)), None)
             if dependence is None:
                 findings.append(deviation)
             else:

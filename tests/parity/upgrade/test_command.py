@@ -52,7 +52,7 @@ def test_it_names_what_is_other_in_the_newer_megatron(newer_megatron, monkeypatc
     answer = json.loads(out[out.index("{") :])
     changed = {one["name"]: (one["before"], one["after"]) for one in answer["changed"]}
     assert changed == {"bucket_size": ("None", "7")}
-    assert not any(answer[name] for name in ("gone", "new", "added", "dropped", "refused"))
+    assert not any(answer[name] for name in ("gone", "new", "added", "dropped", "unknown"))
     assert answer["functions"] == {
         "changed": ["megatron.core.optimizer.clip_grads:clip_grad_by_total_norm_fp32"],
         "new": [],

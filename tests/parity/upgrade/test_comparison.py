@@ -25,8 +25,8 @@ def test_defects_go_come_and_stay():
     assert names == [["A"], ["C"], ["B"]]
 
 
-def test_only_flags_that_the_older_one_knows_are_refused():
-    assert compare(_read(unknown=["--of-the-script"]), _read(unknown=["--of-the-script", "--gone"])).refused == [
+def test_only_flags_that_the_older_one_knows_are_unknown():
+    assert compare(_read(unknown=["--of-the-script"]), _read(unknown=["--of-the-script", "--gone"])).unknown == [
         "--gone"
     ]
 

@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
         gone: the known defects that affect the run in the older Megatron only.
         new: those that affect it in the newer one only.
         shared: those that affect it in both, as in the newer one.
-        refused: the flags that the older one knows and the newer one does not.
+        unknown: the flags that the older one knows and the newer one does not.
         changed: the settings that both have, with another value.
         added: the settings that only the newer one has.
         dropped: the settings that only the older one has.
@@ -47,7 +47,7 @@ class Comparison(NamedTuple):
     gone: list[dict[str, Any]]
     new: list[dict[str, Any]]
     shared: list[dict[str, Any]]
-    refused: list[str]
+    unknown: list[str]
     changed: list[Change]
     added: list[Change]
     dropped: list[Change]
@@ -63,7 +63,7 @@ def compare(before: Reading, after: Reading) -> Comparison:
         gone=[one for name, one in old.items() if name not in new],
         new=[one for name, one in new.items() if name not in old],
         shared=[one for name, one in new.items() if name in old],
-        refused=[flag for flag in after.unknown if flag not in before.unknown],
+        unknown=[flag for flag in after.unknown if flag not in before.unknown],
         changed=[one for one in changes if one.before and one.after and one.before != one.after],
         added=[one for one in changes if not one.before],
         dropped=[one for one in changes if not one.after],

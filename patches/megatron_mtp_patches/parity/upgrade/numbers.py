@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..comparison import HIDDEN, Deviation, compare
+from ..comparison import Deviation, compare
 from ..training import Printed, Record
+from ..verdict import judge
 from .small_run import SmallRunNumbers
 
 Lines = list[dict[str, tuple[float | None, float | None]]]
@@ -48,11 +49,9 @@ def compare_numbers(before: SmallRunNumbers, after: SmallRunNumbers) -> Iterator
             continue
         ranks = before.records[name], after.records[name]
         assert before.tolerance is not None  # of the older Megatron, which has drawn the weights
-        beyond = [one for one in compare(*ranks) if one.size > before.tolerance.of(one)]
-        deviations = sorted((one for one in beyond if one.kind not in HIDDEN), key=lambda one: (one.step, -one.size))
-        first = deviations[0].step if deviations else 0
-        begins = next((one for one in beyond if one.kind in HIDDEN and one.step <= first), None)
-        yield CutNumbers(name, ("", ""), _side_by_side(*(some[-1] for some in ranks)), deviations, begins)
+        verdict = judge(compare(*ranks), before.tolerance)
+        lines = _side_by_side(*(some[-1] for some in ranks))
+        yield CutNumbers(name, ("", ""), lines, verdict.findings, verdict.begins)
 
 
 def compare_functions(before: SmallRunNumbers, after: SmallRunNumbers) -> Functions:

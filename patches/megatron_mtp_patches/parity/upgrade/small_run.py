@@ -80,10 +80,9 @@ def train_in(tree: Tree, options: SmallRunOptions) -> SmallRunNumbers:
 
 def train_here(values: tuple[Any, ...]) -> bytes:
     """Train a run with these values of `SmallRunOptions` in the Megatron that this process imports."""
+    numbers = _train(SmallRunOptions(*values))
     buffer = io.BytesIO()
-    torch.save(
-        tuple(_train(SmallRunOptions(*values))), buffer
-    )  # Megatron has pickle load tensors by a function of its own
+    torch.save(tuple(numbers), buffer)  # in a pickle alone a tensor would name a function of Megatron that loads it
     return buffer.getvalue()
 
 
