@@ -57,9 +57,11 @@ def test_a_wheel_is_unpacked_and_removed(megatron, tmp_path):
     assert not Path(folder).exists()
 
 
-def test_a_python_has_its_own(monkeypatch):
+def test_a_python_has_its_own_and_not_the_checkout_on_pythonpath(megatron, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(megatron), *sys.path])))
     with open_tree(sys.executable) as tree:
         assert (tree.python, tree.folders) == (sys.executable, ())
+        assert str(megatron) not in tree.call(f"{HERE}:find_megatron", None).decode()
 
 
 @pytest.mark.parametrize("name", ["", "nowhere", "main", "0.19.2.whl"])
