@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import has_sparse_attention, is_hybrid, microbatches
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 _SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
 _DSA = "megatron.core.transformer.experimental_attention_variant.dsa"
@@ -38,6 +38,23 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="scale-sparse-indexer-loss",
+        diff=Diff(
+            "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+            """
+            if getattr(config, "experimental_attention_variant", None) == "dsa":
+                from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossAutoScaler
+
+                indexer_loss_scale = torch.ones(1, device=torch.cuda.current_device())
+                if config.grad_scale_func is not None:
+                    indexer_loss_scale = config.grad_scale_func(indexer_loss_scale)
+                if not config.calculate_per_token_loss:
+                    cp_size = cp_group_size or parallel_state.get_context_parallel_world_size()
+                    indexer_loss_scale = indexer_loss_scale * cp_size / num_microbatches
+                DSAIndexerLossAutoScaler.set_loss_scale(indexer_loss_scale)
+            """,
+            "before",
+            "(output_tensor, num_tokens)",
+        ),
         second_reading="schedules of 0.18.2 and 0.19.0; the specs of 0.16.1 and 0.17.1, which build no sparse "
         "attention; what gives a hybrid model the setting; its program; doctor under its flags and just outside; the "
         "wrapper of its patch",

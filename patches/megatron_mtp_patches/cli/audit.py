@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rich.padding import Padding
@@ -15,10 +13,9 @@ from .. import __version__
 from ..defects.catalog import known_defects
 from ..defects.declare import Defect
 from ..defects.probe import has_defect, locate
-from ..engine import PatchError, UsageError
-from ..engine.source import find_file
 from ..megatrons.installed import describe_megatron
 from ..reproductions.runner import has_program
+from .against import read_path
 from .console import make_console
 
 LEVELS = {5: "error", 4: "error", 3: "warning", 2: "note", 1: "note"}  # of SARIF, by severity
@@ -31,20 +28,10 @@ COLUMNS = (
 def audit(against: str | None, as_json: bool, as_sarif: bool, fail_on: int | None) -> int:
     """Print the known defects of a Megatron; 1 if one is at least as severe as `fail_on`.
 
-    `against` reads a checkout or site-packages, or several joined as in PATH; None what is installed.
-
     Raises:
-        PatchError: there is no Megatron.
-        UsageError: `against` names no folder, or none with a Megatron.
+        PatchError, UsageError: as `read_path` does.
     """
-    path = against.split(os.pathsep) if against else None
-    for folder in path or ():
-        if not Path(folder).is_dir():
-            raise UsageError(f"--against {against}: there is no folder {folder!r}")
-    if find_file("megatron.core", path) is None:
-        if path:
-            raise UsageError(f"--against {against}: there is no megatron/core in it")
-        raise PatchError(describe_megatron())
+    path = read_path(against)
     answers = {defect: has_defect(defect, path) for defect in known_defects()}
     defects = [defect for defect, answer in answers.items() if answer]
     hidden = [defect.id for defect, answer in answers.items() if answer is None]

@@ -91,6 +91,12 @@ def audit(arguments: argparse.Namespace) -> int:
     return audit(arguments.against, arguments.json, arguments.sarif, arguments.fail_on)
 
 
+def export(arguments: argparse.Namespace) -> int:
+    from .export import export_diff
+
+    return export_diff(arguments.ids, arguments.against)
+
+
 def reproduce(arguments: argparse.Namespace) -> int:
     from .reproduce import reproduce, write_standalone
 

@@ -129,11 +129,7 @@ def make_parser(description: str = "") -> argparse.ArgumentParser:
     upgrade.set_defaults(carry_out=commands.upgrade, needs_patches=False)
 
     audit = subparsers.add_parser("audit", help="all known defects of a Megatron, read from its sources")
-    audit.add_argument(
-        "--against",
-        metavar="PATH",
-        help="a Megatron-LM checkout or a folder of packages, PATH:PATH for both (default: the installed Megatron)",
-    )
+    _add_against(audit)
     form = audit.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="for programs")
     form.add_argument("--sarif", action="store_true", help="for code hosts")
@@ -145,6 +141,14 @@ def make_parser(description: str = "") -> argparse.ArgumentParser:
         help="end with 1 if there is a defect of this severity or more, 1 to 5",
     )
     audit.set_defaults(carry_out=commands.audit, needs_patches=False)
+
+    export = subparsers.add_parser("export", help="small repairs as a patch file for your own Megatron")
+    export.add_argument("--diff", action="store_true", required=True, help="print it, for `patch -p1`")
+    export.add_argument(
+        "ids", nargs="*", metavar="ID", help="of a defect or of a patch (default: each defect that has a diff)"
+    )
+    _add_against(export)
+    export.set_defaults(carry_out=commands.export, needs_patches=False)
 
     reproduce = subparsers.add_parser(
         "reproduce", help="show a known defect on this machine's CPU, as Megatron is and with the patches"
@@ -188,3 +192,11 @@ def make_parser(description: str = "") -> argparse.ArgumentParser:
     )
     drift.set_defaults(carry_out=commands.drift)
     return parser
+
+
+def _add_against(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--against",
+        metavar="PATH",
+        help="a Megatron-LM checkout or a folder of packages, PATH:PATH for both (default: the installed Megatron)",
+    )

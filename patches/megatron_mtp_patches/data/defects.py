@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import context_parallel, has_middle_stages, pipeline_parallel, tensor_parallel
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 _TRAINING = "megatron.training"
 _BATCH = f"{_TRAINING}.utils:get_batch_on_this_tp_rank"
@@ -81,6 +81,25 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-loss-tokens-over-cp",
+        diff=Diff(
+            "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+            """
+            # A microbatch's mean is one over its tokens on all context-parallel ranks.
+            is_mean = not config.calculate_per_token_loss and not getattr(config, "hybrid_context_parallel", False)
+            if is_mean and cp_group_size > 1:
+                wrapped = model
+                while hasattr(wrapped, "module"):
+                    wrapped = wrapped.module
+                cp_group = getattr(wrapped, "cp_group", None)
+                if cp_group is None:
+                    cp_group = parallel_state.get_context_parallel_group()
+                num_tokens = num_tokens.to(output_tensor.device, copy=True)
+                torch.distributed.all_reduce(num_tokens, group=cp_group)
+                output_tensor = output_tensor * cp_group.size()
+            """,
+            "before",
+            "config.calculate_per_token_loss",
+        ),
         second_reading="schedules and loss functions of 0.16.1, 0.18.2 and 0.19.0; what validate_args of 0.16.1 to "
         "main refuses; its program; doctor of 0.17.1 and 0.19.2 under its flags and just outside",
     ),
@@ -159,6 +178,12 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#4450",),
         evidence="reproduced",
         patch="mask-prompts-of-identity-format",
+        diff=Diff(
+            "megatron.core.tokenizers.text.libraries.sft_tokenizer:SFTTokenizer.tokenize_conversation",
+            'self._prompt_format == "default"',
+            "instead of",
+            'self._prompt_format in ["default", "identity"]',
+        ),
         second_reading="the tokenizer of 0.17.1 to main; the commits of #4450 and #6682; its program; the wrapper of "
         "its patch",
     ),

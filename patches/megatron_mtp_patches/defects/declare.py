@@ -8,6 +8,7 @@ true answer.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -63,6 +64,34 @@ class Gap:
 
 
 @dataclass(frozen=True)
+class Diff:
+    """A repair as a few lines in one function of Megatron's, for `export --diff`.
+
+    Attributes:
+        target: the function, as `package.module:Qualified.name`.
+        code: statements to insert, or the expression that comes "instead of" `anchor`.
+        place: where: at the "start" of the function, "before" or "after" the statement with `anchor`, or "inside" the
+            block that this statement begins.
+        anchor: an expression; the first statement counts that has it, a block without its body.
+    """
+
+    target: str
+    code: str
+    place: Literal["start", "before", "after", "inside", "instead of"] = "start"
+    anchor: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module of the function."""
+        return self.target.partition(":")[0]
+
+    @property
+    def sign(self) -> Sign:
+        """By what a source is known that has it."""
+        return Sign(self.target, has=textwrap.dedent(self.code).strip())
+
+
+@dataclass(frozen=True)
 class Defect:
     """Something that goes wrong in runs of some Megatrons.
 
@@ -91,6 +120,8 @@ class Defect:
         introduced_by: the pull requests that introduced it, "NVIDIA/Megatron-LM#4047", where its id is theirs or a
             reader would look for it there.
         unless: the runs from which the patch does not remove it; None for none.
+        diff: the repair as a few lines of Megatron's source, which remove it from the same runs as the patch; None
+            where it is larger, or nobody has written it.
         after: the id of another defect: where a run meets both, the patch removes this one only if the other is
             removed as well; '' for none.
         seen_by: the relation of watch-invariants that sees it first in a live run; '' where none is known to. Why
@@ -116,6 +147,7 @@ class Defect:
     setting: str = ""
     introduced_by: tuple[str, ...] = ()
     unless: Gap | None = None
+    diff: Diff | None = None
     after: str = ""
     seen_by: Relation = ""
     second_reading: str = ""

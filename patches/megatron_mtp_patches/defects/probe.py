@@ -19,7 +19,8 @@ def has_defect(defect: Defect, path: list[str] | None = None) -> bool | None:
     """
     answers = [is_there(sign, path) for sign in each(defect.signs)]
     if any(answers):
-        return not any(is_there(sign, path) for sign in each(defect.fixed_by))
+        repairs = each(defect.fixed_by) + ((defect.diff.sign,) if defect.diff else ())
+        return not any(is_there(sign, path) for sign in repairs)
     return None if None in answers else False
 
 

@@ -13,7 +13,7 @@ from ..defects.conditions import (
     sharding_strategy,
     tensor_parallel,
 )
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
@@ -52,6 +52,16 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="replace-fsdp-gradients-by-their-mean",
+        diff=Diff(
+            "megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer:"
+            "GradReducePipeline._bucket_group_gradient_reduce",
+            """
+            if not gbuf.is_data_distributed:  # the shard has what this rank has added up itself
+                local_grad.zero_()
+            """,
+            "inside",
+            "zip(grad_buffer, reduced_grad)",
+        ),
         second_reading="sources of 0.16.1 and 0.18.2; what validate_args of 0.16.1 refuses; its program on 0.16.1; "
         "cases of doctor on 0.17.1; the wrapper of its patch",
     ),
@@ -114,6 +124,9 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="reduce-fsdp-gradients-of-replicas",
+        diff=Diff(
+            f"{_BUFFERS}:ParamAndGradBuffer.all_reduce_gradients", "gbuf is None", "instead of", "gbuf is not None"
+        ),
         seen_by="copies",
         second_reading="sources of 0.17.1; the flags, which validate_args of 0.16.1 to 0.19.0 refuses; its patch",
     ),

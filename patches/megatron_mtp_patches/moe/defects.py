@@ -13,7 +13,7 @@ from ..defects.conditions import (
     has_low_precision,
     is_hybrid,
 )
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
 _MOE_UTILS = "megatron.core.transformer.moe.moe_utils"
@@ -241,6 +241,10 @@ DEFECTS = (
         instead="add --moe-router-dtype fp64",
         evidence="reproduced",
         patch="make-router-gradients-contiguous",
+        diff=Diff(
+            "megatron.core.transformer.moe.moe_utils:RouterGatingLinearFunction.backward",
+            "grad_output = grad_output.contiguous()  # the kernel takes its address and its shape alone",
+        ),
         second_reading="the router's gradient of 0.16.1, 0.18.2 and main; its program on 0.18.2; doctor of 0.17.1 and "
         "0.19.2 under its flags and just outside",
     ),

@@ -17,7 +17,7 @@ from ..defects.conditions import (
     repeats_a_head,
     tensor_parallel,
 )
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
 _ATTACH = f"{_ROUTER}.attach_and_log_load_balancing_loss"
@@ -79,6 +79,12 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-moe-tokens-once",
+        diff=Diff(
+            "megatron.core.transformer.moe.moe_utils:get_tokens_per_expert_and_token_count",
+            "local_num_tokens = total_num_tokens / reduce_group.size()  # each rank's part of a loss weighs the same",
+            "after",
+            "global_tokens_per_expert.sum()",
+        ),
         second_reading="routers and the counts of tokens of 0.18.2, 0.19.0 and main; its program on 0.19.2; the "
         "wrapper of its patch",
     ),
@@ -182,6 +188,16 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-tokens-of-all-microbatches",
+        diff=Diff(
+            "megatron.core.transformer.moe.router:TopKRouter._apply_global_aux_loss",
+            """
+            # An expert's share is that of all tokens that were counted, not of as many as this microbatch has.
+            counted = self.global_tokens_per_expert.sum()
+            global_aux_loss = global_aux_loss * (total_num_tokens * self.topk * self.ga_steps / counted)
+            """,
+            "after",
+            "switch_load_balancing_loss_func",
+        ),
         second_reading="routers of 0.16.1, 0.18.2 and 0.19.0; what microbatches of Megatron's trainer have; its "
         "program; doctor under its flags and just outside; the wrapper of its patch; the thread of #7213",
     ),

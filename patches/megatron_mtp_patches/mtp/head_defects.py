@@ -18,7 +18,7 @@ from ..defects.conditions import (
     repeats_a_head,
     tensor_parallel,
 )
-from ..defects.declare import Defect, Gap, Sign
+from ..defects.declare import Defect, Diff, Gap, Sign
 
 _MTP = "megatron.core.transformer.multi_token_prediction"
 _SELECTIVE = "--recompute-granularity selective, without --recompute-method and --recompute-num-layers"
@@ -212,6 +212,19 @@ DEFECTS = (
         state="fixed on main",
         evidence="reproduced",
         patch="scatter-mtp-embeddings",
+        diff=Diff(
+            f"{_MTP}:MultiTokenPredictionLayer._get_embeddings",
+            """
+            if self.config.sequence_parallel and not getattr(embedding, "scatter_to_sequence_parallel", True):
+                from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+
+                decoder_input = scatter_to_sequence_parallel_region(
+                    decoder_input, group=getattr(self, "tp_group", None)
+                )
+            """,
+            "after",
+            "embedding(input_ids=input_ids, position_ids=position_ids)",
+        ),
         second_reading="sources of 0.19.0 and main; its program",
     ),
 )

@@ -9,7 +9,7 @@ from ..defects.conditions import (
     has_heads_on_last_stage,
     pipeline_parallel,
 )
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 _SETUP = "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer"
 _DETACHED = "megatron.core.transformer.transformer_config:TransformerConfig.mtp_detach_heads"
@@ -73,6 +73,14 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="tag-mtp-stage-embedding",
+        diff=Diff(
+            "megatron.core.models.common.language_module.language_module:"
+            "LanguageModule.setup_embeddings_and_output_layer",
+            """
+            if getattr(self, "mtp_process", False) and hasattr(self, "embedding"):
+                self.embedding.word_embeddings.weight.is_embedding_or_output_parameter = True
+            """,
+        ),
         seen_by="copies",
         second_reading="sources of 0.16.1 to 0.18.2; the pull request; its program; doctor with --decoupled-lr and "
         "with Muon",

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..defects.conditions import has_latent_attention, has_megatron_fsdp, is_layer_wise, tensor_parallel, type_name
-from ..defects.declare import Defect, Gap, Sign
+from ..defects.declare import Defect, Diff, Gap, Sign
 
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
 _SKIP = "grad_norm > grad_norm_skip_threshold"
@@ -223,6 +223,15 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="count-duplicated-weights-once",
+        diff=Diff(
+            "megatron.core.extensions.transformer_engine:TELinear.__init__",
+            """
+            if parallel_mode == "duplicated":  # TransformerEngine marks its weights as shards
+                param.tensor_model_parallel = False
+            """,
+            "inside",
+            "self.parameters()",
+        ),
         seen_by="norm",
         second_reading="sources of 0.16.1 and 0.17.1, and which layers are duplicated there; the fixing commit; its "
         "program",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import expert_parallel, is_layer_wise, pipeline_parallel
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 
 def _frees_what_it_sends(run: Any) -> bool:
@@ -35,6 +35,13 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="keep-outputs-until-sent",
+        diff=Diff(
+            "megatron.core.pipeline_parallel.p2p_communication:_p2p_ops",
+            """
+            if tensor_send_next is not None:  # an alias keeps the memory when the schedule frees the output
+                tensor_send_next = tensor_send_next.detach()
+            """,
+        ),
         seen_by="finite",
         second_reading="sources of 0.16.1 to 0.18.2; its program on 0.16.1 to 0.19.2; doctor with and without "
         "interleaved stages",
@@ -67,6 +74,12 @@ DEFECTS = (
         evidence="reproduced",
         only_if="a pipeline stage meets experts before dense weights with the same settings, as where these are frozen",
         patch="order-param-groups-alike",
+        diff=Diff(
+            "megatron.core.optimizer:_get_param_groups",
+            "(x[0] is not None, x[0], x[1])",
+            "instead of",
+            "(x[0] is not None, x[0])",
+        ),
         second_reading="optimizers of all releases, with the layer-wise one of 0.18.2 and 0.19.0; the threads of #6616 "
         "and #1515; doctor with experts and stages and with each optimizer; its program",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import is_hybrid, layers_of_hybrid, type_name
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 
 def _keeps_residual_in_fp32(run: Any) -> bool:
@@ -115,6 +115,12 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="reduce-tensors-with-gaps",
+        diff=Diff(
+            "megatron.core.tensor_parallel.mappings:_reduce",
+            "input_ = input_.contiguous()",
+            "before",
+            "torch.distributed.all_reduce",
+        ),
         seen_by="copies",
         second_reading="collectives of 0.16.1, 0.18.2 and 0.19.0, which do not ask for sequence parallelism, and who "
         "calls them; its program on 0.18.2",

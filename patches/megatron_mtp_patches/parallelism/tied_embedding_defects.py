@@ -11,7 +11,7 @@ from ..defects.conditions import (
     has_megatron_fsdp,
     pipeline_parallel,
 )
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 _PATCH = "keep-gradients-of-tied-embeddings"
 _INSTEAD = "--no-gradient-accumulation-fusion or --untie-embeddings-and-output-weights"
@@ -46,6 +46,14 @@ DEFECTS = (
         evidence="reproduced",
         instead=_INSTEAD,
         patch=_PATCH,
+        diff=Diff(
+            "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel.__init__",
+            """
+            for layer in module.modules():  # an output layer without a weight has that of the embedding
+                if getattr(layer, "gradient_accumulation_fusion", False) and layer.weight is None:
+                    layer.gradient_accumulation_fusion = False
+            """,
+        ),
         second_reading="sources of 0.16.1 to main; the thread of #3822; its program; doctor with ties, fusion and "
         "pipeline stages just outside",
     ),
@@ -76,6 +84,17 @@ DEFECTS = (
         evidence="reproduced",
         instead=_INSTEAD,
         patch=_PATCH,
+        diff=Diff(
+            "megatron.core.models.common.language_module.language_module:"
+            "LanguageModule.setup_embeddings_and_output_layer",
+            """
+            # The stage of the MTP heads looks tokens up in the weight that computes its logits.
+            if self.share_embeddings_and_output_weights and getattr(self, "mtp_process", False):
+                tied_weight = self.shared_embedding_or_output_weight()
+                if not getattr(tied_weight, "is_gtp_weight_remat", False):
+                    tied_weight.zero_out_wgrad = True
+            """,
+        ),
         second_reading="embeddings, output layers and hooks of 0.16.1 to main; its program on 0.16.1 to 0.19.2; doctor "
         "with untied embeddings, one stage and deferred gradients",
     ),

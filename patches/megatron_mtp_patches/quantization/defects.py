@@ -12,7 +12,7 @@ from ..defects.conditions import (
     loads_optimizer,
     shares_gradient_buffer,
 )
-from ..defects.declare import Defect, Gap, Sign
+from ..defects.declare import Defect, Diff, Gap, Sign
 
 _BUFFER = "megatron.core.distributed.param_and_grad_buffer"
 _START_SYNC = f"{_BUFFER}:_ParamAndGradBucketGroup.start_param_sync"
@@ -90,6 +90,15 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="quantize-weights-of-each-step",
+        diff=Diff(
+            "megatron.core.transformer.module:MegatronModule.set_is_first_microbatch",
+            """
+            if getattr(self.config, "quant_recipe", None) is not None:
+                for module in self.modules():
+                    if hasattr(module, "is_first_microbatch"):
+                        module.is_first_microbatch = True
+            """,
+        ),
         unless=Gap(
             lambda run: (
                 run.cuda_graph_impl in ("local", "transformer_engine") and not has_graph_scope(run, "full_iteration")

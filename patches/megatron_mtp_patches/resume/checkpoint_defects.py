@@ -13,7 +13,7 @@ from ..defects.conditions import (
     pipeline_parallel,
     tensor_parallel,
 )
-from ..defects.declare import Defect, Sign
+from ..defects.declare import Defect, Diff, Sign
 
 _CHECKPOINTING = "megatron.training.checkpointing"
 _FSDP = "megatron.core.transformer.fsdp_dtensor_checkpoint"
@@ -70,6 +70,18 @@ DEFECTS = (
         state="fixed on main",
         evidence="reproduced",
         patch="save-own-state-of-each-param",
+        diff=Diff(
+            "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.sharded_param_state_fully_reshardable",
+            """
+            # In the gathered state the buckets lie side by side, without the padding between them.
+            bucket_id = buffer.param_index_map[model_param][2]
+            before = sum(bucket.numel_unpadded for bucket in buffer.buckets[:bucket_id])
+            padding = buffer.buckets[bucket_id].offset - before
+            param_world_start, param_world_end = param_world_start - padding, param_world_end - padding
+            """,
+            "inside",
+            "buffer.param_index_map.items()",
+        ),
         seen_by="cast",
         second_reading="sources of 0.16.1, 0.17.1, 0.18.2, 0.19.0 and main, where each has buckets, and which "
         "optimizers save so; its program; predicate just outside; doctor with Muon on 0.17.1 to 0.19.2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..defects.conditions import expert_parallel, has_megatron_fsdp, loads_model_only, loads_optimizer
-from ..defects.declare import Defect, Gap, Sign
+from ..defects.declare import Defect, Diff, Gap, Sign
 
 _LOADING = "megatron.training.checkpointing:load_checkpoint"
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
@@ -140,6 +140,22 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="refresh-offloaded-params",
+        diff=Diff(
+            "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
+            """
+            if not self.ddp_config.use_megatron_fsdp:
+                import copy
+
+                without_offloading = copy.copy(self)  # refreshes the fp32 shards, unless it is precision-aware
+                without_offloading.optimizer = None
+                without_offloading._copy_model_params_to_main_params(state_dict)
+            for param, inner_param in self.optimizer.param_to_inner_param.items():
+                if inner_param is not param:
+                    inner_param.data.copy_(param)
+            """,
+            "after",
+            "self.optimizer.update_fp32_param_by_new_param()",
+        ),
         unless=Gap(
             lambda run: not (run.bf16 or run.fp16),
             when="neither --bf16 nor --fp16",

@@ -1,0 +1,79 @@
+"""`export --diff ID ...`: small repairs as a patch file for somebody's own Megatron."""
+
+from __future__ import annotations
+
+import sys
+
+from .. import __version__
+from ..defects.catalog import known_defects, releases_with
+from ..defects.declare import Defect, address_of
+from ..defects.probe import has_defect
+from ..defects.rewriting import is_known, make_unified_diffs
+from ..engine import UsageError
+from ..engine.similar_names import did_you_mean
+from ..engine.source import find_file
+from ..megatrons.installed import known_sources
+from ..megatrons.known import VERSIONS
+from ..reproductions.runner import has_program
+from .against import read_path
+
+
+def export_diff(ids: list[str], against: str | None) -> int:
+    """Print a patch file that repairs these defects, the most severe first, each on top of the ones before.
+
+    Without ids it repairs each defect that has a diff and that this Megatron has, where the function has a known
+    source.
+
+    Raises:
+        PatchError: there is no Megatron.
+        UsageError: `against` has none; an id is unknown, or there is no diff for it; this Megatron has not got the
+            defect, or its function has an unknown source.
+    """
+    path = read_path(against)
+    for name in ids:
+        _check(name)
+    diffs = {one: one.diff for one in known_defects() if one.diff and (one.id in ids or not ids)}
+    absent = [one for one in diffs if not has_defect(one, path)]
+    unknown = [one for one in diffs if one not in absent and not is_known(diffs[one], known_sources(), path)]
+    notes = [f"this Megatron has not got {one.id}" for one in absent if ids]
+    notes += [f"no diff for {one.id}: {diffs[one].target} has not the source of a known release" for one in unknown]
+    if ids and notes:
+        raise UsageError("; ".join(notes))
+    defects = [one for one in diffs if one not in absent + unknown]
+    for defect, text in zip(defects, make_unified_diffs([diffs[one] for one in defects], path), strict=True):
+        print(f"{_describe(defect)}\n\n{text}")
+    folder = str(find_file("megatron.core", path)).partition("/megatron/core/")[0]
+    notes.append(f"{len(defects)} diffs; to apply them: patch -p1 -d {folder} < FILE")
+    print("\n".join(notes), file=sys.stderr)
+    return 0
+
+
+def _check(name: str) -> None:
+    ids = {defect.id: defect for defect in known_defects()}
+    if name not in ids:
+        raise UsageError(f"{name!r} is no id of a known defect{did_you_mean(name, ids)}; `audit` lists them")
+    if ids[name].diff is None:
+        way_out = ids[name].ways_out("patch {}".format) or "none known"
+        raise UsageError(f"there is no diff for {name}, whose repair is no small one; way out: {way_out}")
+
+
+def _describe(defect: Defect) -> str:
+    """What a reader of the patch file has to know, as a header in the form of DEP-3, which `patch` passes over."""
+    fields = {
+        "Description": f"{defect.effect} ({defect.id}, severity {defect.severity})",
+        "Affects": defect.condition,
+        "Not-Removed-With": defect.not_removed_with,
+        "Origin": f"megatron_mtp_patches {__version__}, patch {defect.patch}",
+        "Bug": defect.describe_upstream(address_of),
+        "Remove-When": _describe_end(defect),
+        "Shown-By": f"megatron-mtp-patches reproduce {defect.id}" if has_program(defect.id) else "",
+    }
+    return "\n".join(f"{name}: {text}" for name, text in fields.items() if text)
+
+
+def _describe_end(defect: Defect) -> str:
+    """When a Megatron needs the diff no longer."""
+    last = max(map(VERSIONS.index, releases_with(defect)))
+    if last + 1 < len(VERSIONS):
+        return f"megatron-core is {VERSIONS[last + 1]} or newer"
+    return "upstream has repaired it; no known Megatron has"
