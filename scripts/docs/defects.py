@@ -8,6 +8,8 @@ from types import ModuleType
 from megatron_mtp_patches.cli.upstream_report import mark_flags
 from megatron_mtp_patches.defects.catalog import defect_modules, known_defects, read_releases, releases_with
 from megatron_mtp_patches.defects.declare import Defect, address_of, each
+from megatron_mtp_patches.engine.fingerprints import ABSENT
+from megatron_mtp_patches.megatrons.installed import known_sources
 from megatron_mtp_patches.megatrons.known import DEFAULT
 from megatron_mtp_patches.reproductions.runner import has_program
 
@@ -25,6 +27,7 @@ def blocks() -> dict[str, str]:
         "defects-by-release": by_release(),
         "removed-defects": removed(DEFAULT),
         "second-readings": second_readings(),
+        "diffs": diffs(),
         "known-defects": "\n\n".join(filter(None, map(topic_list, defect_modules()))),
     }
 
@@ -61,6 +64,21 @@ def second_readings() -> str:
     read = sum(bool(defect.second_reading) for defect in severe)
     count = f"{read} of the {len(severe)} that are of severity 4 and 5 or have a patch, {len(rows)} in all."
     return "\n".join([count, "", *table(["id", "compared with"], rows)])
+
+
+def diffs() -> str:
+    """The defects whose repair `export --diff` writes, and the function that it changes."""
+    sources, rows = known_sources(), []
+    for one in known_defects():
+        if one.diff:
+            fingerprints = sources.targets[one.diff.target].items()
+            known = {name for digest, names in fingerprints if digest != ABSENT for name in names}
+            releases = [name for name in releases_with(one) if name in known]
+            span = " to ".join(dict.fromkeys((releases[0], releases[-1])))
+            rows.append(
+                [f"[{one.id}]({address(one.patch)})", str(one.severity), span, f"`{one.diff.target}`", one.effect]
+            )
+    return "\n".join(table(["defect", "severity", "a diff for", "function", "what it does"], rows))
 
 
 def topic_list(module: ModuleType) -> str:

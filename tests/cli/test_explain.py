@@ -50,7 +50,7 @@ def test_explain_shows_what_the_declaration_says_links_state_and_edits(command, 
     assert "unknown" not in done.out and release in done.out
 
 
-@pytest.mark.parametrize("name", ["ML-5047", "ML-5236"])
+@pytest.mark.parametrize("name", ["ML-5047", "ML-5236", "ML-7513"])
 def test_explain_says_what_a_known_defect_is_and_what_removes_it(command, name):
     defect = next(one for one in known_defects() if one.id == name)
     done = command("explain", name)
@@ -59,6 +59,7 @@ def test_explain_says_what_a_known_defect_is_and_what_removes_it(command, name):
     assert f"megatron-mtp-patches explain {defect.patch}`" in done.out or not defect.patch
     assert ("it has this defect" in done.out) is bool(has_defect(defect))
     assert (f"reproduce {name}`" in done.out) is has_program(name)
+    assert (f"export --diff {name}`" in done.out) is bool(defect.diff)
 
 
 def lines_of_places(done):

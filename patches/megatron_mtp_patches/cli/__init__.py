@@ -18,11 +18,12 @@ Exit codes; `run` ends with that of the script:
        parity                     A cut differs from one rank, or with --resume a resumed run from the one that went on,
                                   and would not with all patches.
        drift                      A target has an unknown source, or another one than in the release.
-  2    each                       Wrong usage. All but audit, reproduce, enable and disable refuse an unknown id in
-                                  MEGATRON_MTP_PATCHES.
+  2    each                       Wrong usage. All but audit, export, reproduce, enable and disable refuse an unknown
+                                  id in MEGATRON_MTP_PATCHES.
        doctor -- FLAGS, --batch   Megatron refuses the flags, a flag is misspelt, or a patch that it needs is left out.
        upgrade                    One of the two does not know a flag, or refuses them, or FROM or TO is no Megatron.
        doctor --batch             A file has no run, or something keeps a setting of the patches from acting.
+       export                     This Megatron has not got the defect, or there is no diff of it.
        parity                     Megatron refuses the run made small, or a cut of it, or a file has no such run.
   3    parity                     A cut, or a resumed run, differs with all patches or beyond what they remove.
        upgrade --run              A number of the run made small differs, or it does not train in both.

@@ -96,6 +96,8 @@ def explain_defect(defect: Defect) -> int:
     ]
     if has_program(defect.id):
         lines.append(f"`megatron-mtp-patches reproduce {defect.id}` shows it.")
+    if defect.diff:
+        lines.append(f"`megatron-mtp-patches export --diff {defect.id}` writes its repair into a patch file.")
     console = make_console()
     console.print("\n".join(lines), markup=False, soft_wrap=True)
     _print_places(console, defect)
