@@ -47,6 +47,7 @@ def test_each_diff_applies_alone(command, defects, tree):
     for defect in defects:
         done = command("export", "--diff", defect.id)
         assert done.out.count("\n+++ ") == 1 and f"reproduce {defect.id}\n" in done.out
+        assert not re.search(r"^ +#.*\n\+", done.out, re.MULTILINE)  # no comment is parted from its statement
         (file,) = re.findall(r"^\+\+\+ b/(.*)", done.out, re.MULTILINE)
         before = (tree / file).read_bytes()
         apply(done.out, tree)
