@@ -13,13 +13,14 @@ Exit codes; `run` ends with that of the script:
                                   does not run them, its Python file, where found, does not import them, and
                                   MEGATRON_MTP_PATCHES is not set, or has no effect without `enable`.
        audit --fail-on SEVERITY   There is a defect of this severity or more.
+       check-export               Something is wrong with the exported model.
        reproduce                  The patches leave a defect that one of them is to remove.
        reproduce --report         This Megatron does not have the defect.
        parity                     A cut differs from one rank, or with --resume a resumed run from the one that went on,
                                   and would not with all patches.
        drift                      A target has an unknown source, or another one than in the release.
-  2    each                       Wrong usage. All but audit, export, reproduce, enable and disable refuse an unknown
-                                  id in MEGATRON_MTP_PATCHES.
+  2    each                       Wrong usage. All but audit, export, check-export, reproduce, enable and disable
+                                  refuse an unknown id in MEGATRON_MTP_PATCHES.
        doctor -- FLAGS, --batch   Megatron refuses the flags, a flag is misspelt, or a patch that it needs is left out.
        upgrade                    One of the two does not know a flag, or refuses them, or FROM or TO is no Megatron.
        doctor --batch             A file has no run, or something keeps a setting of the patches from acting.
@@ -28,6 +29,7 @@ Exit codes; `run` ends with that of the script:
   3    parity                     A cut, or a resumed run, differs with all patches or beyond what they remove.
        upgrade --run              A number of the run made small differs, or it does not train in both.
   125  reproduce                  A package that a program needs is missing, and no other program ends with 1.
+       check-export               safetensors or torch is missing.
        parity                     A package that the run imports, or whose layers it has, is missing.
   141  all but run, verify-mtp    The reader of the output has ended, as after `| head -1`.
 """

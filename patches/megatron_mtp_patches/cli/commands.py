@@ -97,6 +97,12 @@ def export(arguments: argparse.Namespace) -> int:
     return export_diff(arguments.ids, arguments.against)
 
 
+def check_export(arguments: argparse.Namespace) -> int:
+    from .check_export import check_export
+
+    return check_export(arguments.folder, arguments.base)
+
+
 def reproduce(arguments: argparse.Namespace) -> int:
     from .reproduce import reproduce, write_standalone
 

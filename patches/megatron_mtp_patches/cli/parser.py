@@ -150,6 +150,13 @@ def make_parser(description: str = "") -> argparse.ArgumentParser:
     _add_against(export)
     export.set_defaults(carry_out=commands.export, needs_patches=False)
 
+    check_export = subparsers.add_parser(
+        "check-export", help="MTP heads and other tensors that an exported model of Hugging Face lacks or has wrong"
+    )
+    check_export.add_argument("folder", type=Path, metavar="DIR", help="with config.json and *.safetensors")
+    check_export.add_argument("--base", type=Path, metavar="DIR", help="of the model that it was trained from")
+    check_export.set_defaults(carry_out=commands.check_export, needs_patches=False)
+
     reproduce = subparsers.add_parser(
         "reproduce", help="show a known defect on this machine's CPU, as Megatron is and with the patches"
     )
