@@ -44,10 +44,11 @@ def test_nothing_is_wrong_with_a_trained_head(command, write):
 
 @pytest.mark.parametrize("prefix", ["model.layers.2", "mtp.layers.0", "model.mtp_layers.0", "model.language_model.mtp"])
 def test_a_head_that_is_that_of_the_base(command, write, prefix):
-    model = {"model.layers.0.w": torch.zeros(2), f"{prefix}.norm.weight": torch.ones(2)}
-    base = write("base", model, text_config={"mtp_num_hidden_layers": 1, "num_hidden_layers": 2})
+    model = {"model.layers.0.w": torch.zeros(2), f"{prefix}.norm.weight": torch.full((2,), 0.1)}
+    base = write("base", model)
     other = {name: tensor.bfloat16() for name, tensor in model.items()} | {"model.layers.0.w": torch.ones(2)}
-    done = command("check-export", str(write("export", other, num_nextn_predict_layers=1)), "--base", str(base))
+    export = write("export", other, text_config={"mtp_num_hidden_layers": 1, "num_hidden_layers": 2})
+    done = command("check-export", str(export), "--base", str(base))
     says = "these heads are those of the base: they were not trained, or not exported: head 0"
     assert done.code == 1 and problems(done) == [says]
 
