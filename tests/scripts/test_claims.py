@@ -169,7 +169,7 @@ def test_a_patch_without_a_flag_says_which_numbers_it_changes():
         ),
         ("README.md", "(docs/two_ranks.png)", "(docs/muon_stall.png)", test_the_figure_of_readme_is_of_its_flags),
         ("README.md", "A patch applies whole or not at all.", "A patch always applies.", check_sentences),
-        ("README.md", "each of them raises", "the job ends", check_sentences),
+        ("README.md", "each raises", "the job ends", check_sentences),
         ("docs/guarantees.md", "waits 30 seconds", "waits 60 seconds", test_how_long_ranks_wait_for_each_other),
         ("docs/guarantees.md", " outside a rehearsal", "", check_sentences),
     ],
