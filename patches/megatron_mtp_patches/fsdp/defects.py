@@ -53,11 +53,11 @@ DEFECTS = (
         evidence="reproduced",
         patch="replace-fsdp-gradients-by-their-mean",
         diff=Diff(
-            "megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer:"
-            "GradReducePipeline._bucket_group_gradient_reduce",
+            _REDUCE,
             """
-            if not gbuf.is_data_distributed:  # the shard has what this rank has added up itself
-                local_grad.zero_()
+            if ddp_config.data_parallel_sharding_strategy == "optim":  # the shard has what this rank has added up
+                local_grad.copy_(reduced_grad)
+                continue
             """,
             "inside",
             "zip(grad_buffer, reduced_grad)",
