@@ -42,8 +42,12 @@ def export_diff(ids: list[str], against: str | None) -> int:
     defects = [one for one in diffs if one not in absent + unknown]
     for defect, text in zip(defects, make_unified_diffs([diffs[one] for one in defects], path), strict=True):
         print(f"{_describe(defect)}\n\n{text}")
-    folder = str(find_file("megatron.core", path)).partition("/megatron/core/")[0]
-    notes.append(f"{len(defects)} diffs; to apply them: patch -p1 -d {folder} < FILE")
+    if defects:
+        folder = str(find_file("megatron.core", path)).partition("/megatron/core/")[0]
+        notes.append(f"{len(defects)} diffs; to apply them: patch -p1 -d {folder} < FILE")
+        notes.append("They take the place of this package: do not import it there, or set MEGATRON_MTP_PATCHES=none")
+    else:
+        notes.append("no diffs: this Megatron has no other defect that has one")
     print("\n".join(notes), file=sys.stderr)
     return 0
 
