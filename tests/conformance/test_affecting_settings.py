@@ -100,6 +100,11 @@ FUSED_EXPERTS = {
         ("ML-4103", {**PACKED, "virtual_pipeline_model_parallel_size": 2}, False),
         ("ML-4103b", PACKED, False),
         ("ML-4103b", {**PACKED, "pipeline_model_parallel_size": 4}, True),
+        ("ML-4103c", {**PACKED, "context_parallel_size": 2}, True),
+        ("ML-4103c", {**PACKED, "context_parallel_size": 2, "hybrid_context_parallel": True}, False),
+        ("ML-4103c", {**PACKED, "context_parallel_size": 2, "hybrid_layer_pattern": "M*"}, False),
+        ("ML-4899", {"hybrid_layer_pattern": "M-", "load": "x", "ckpt_format": "torch"}, True),
+        ("ML-4899", {"hybrid_layer_pattern": "M-", "load": "x", "ckpt_format": "torch_dist"}, False),
         ("ML-4410", {**OVERLAPPED, "ddp_reduce_scatter_with_fp32_accumulation": True, "fp8_param_gather": True}, True),
         # that of DistributedDataParallelConfig
         ("ML-4410", {**OVERLAPPED, "reduce_scatter_with_fp32_accumulation": True, "fp4_param_gather": True}, True),

@@ -22,7 +22,7 @@ Exit codes; `run` ends with that of the script:
   2    each                       Wrong usage. All but audit, export, check-export, reproduce, enable and disable
                                   refuse an unknown id in MEGATRON_MTP_PATCHES.
        doctor -- FLAGS, --batch   Megatron refuses the flags, a flag is misspelt, or a patch that it needs is left out.
-       upgrade                    One of the two does not know a flag, or refuses them, or FROM or TO is no Megatron.
+       upgrade                    The newer one does not know a flag, one of them refuses the flags, or is no Megatron.
        doctor --batch             A file has no run, or something keeps a setting of the patches from acting.
        export                     This Megatron has not got the defect, or there is no diff of it.
        parity                     Megatron refuses the run made small, or a cut of it, or a file has no such run.

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 
 DIFFERS = 3  # an exit code
+# Where the older Megatron refuses the flags, and where the newer one does.
+ADVICE = (
+    "There is nothing to compare unless the run starts in the older Megatron: give the flags that it had there, and "
+    "beside them those that the newer one alone knows.",
+    "After the upgrade the run does not start with these flags: change them until both Megatrons take them.",
+)
 
 
 class UpgradeOptions(NamedTuple):
@@ -61,7 +67,7 @@ def show_upgrade(options: UpgradeOptions) -> int:
     """
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         trees = [stack.enter_context(open_tree(name)) for name in (options.before, options.after)]
-        readings = list(pool.map(lambda tree: read_in(tree, list(options.flags), options.world_size), trees))
+        readings = list(pool.map(lambda tree, advice: _read(tree, options, advice), trees, ADVICE))
         comparison = compare(*readings)
         show = make_printer()
         if not options.as_json:
@@ -74,6 +80,13 @@ def show_upgrade(options: UpgradeOptions) -> int:
     differs = any(one.deviations or any(one.refusals) for one in cuts)
     is_severe = exit_code((Finding(**one) for one in comparison.new), is_doubtful=False)
     return is_severe or DIFFERS * differs or UsageError.exit_code * bool(comparison.unknown)
+
+
+def _read(tree: Tree, options: UpgradeOptions, advice: str) -> Reading:
+    try:
+        return read_in(tree, list(options.flags), options.world_size)
+    except UsageError as error:
+        raise UsageError(f"{error}\n{advice}") from error
 
 
 def _train(trees: list[Tree], options: UpgradeOptions) -> tuple[list[CutNumbers], Functions]:
@@ -94,6 +107,10 @@ def _describe(
         for side, reading in zip(("from", "to"), readings, strict=True)
     }
     changes = {name: [one._asdict() for one in getattr(comparison, name)] for name in ("changed", "added", "dropped")}
-    numbers = [one._asdict() | {"deviations": list(map(str, one.deviations))} for one in cuts]
+    numbers = [
+        one._asdict()
+        | {"deviations": list(map(str, one.deviations)), "defects": [defect._asdict() for defect in one.defects]}
+        for one in cuts
+    ]
     ran = {"functions": functions._asdict(), "cuts": numbers} if functions else {}
     return {**facts, **comparison._asdict(), **changes, **ran}

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import context_parallel, has_middle_stages, pipeline_parallel, tensor_parallel
+from ..defects.conditions import (
+    context_parallel,
+    has_middle_stages,
+    is_hybrid,
+    pipeline_parallel,
+    tensor_parallel,
+)
 from ..defects.declare import Defect, Diff, Sign
 
 _TRAINING = "megatron.training"
@@ -59,6 +65,24 @@ DEFECTS = (
         evidence="reproduced",
         second_reading="the batches of 0.16.1, 0.17.1 and 0.18.2, for each pipeline stage, virtual ones as well; which "
         "ranks of 0.17.1 read data; doctor under its flags and just outside on 0.17.1",
+    ),
+    Defect(
+        id="ML-4103c",
+        effect="The first step ends in an error, because packed sequences are divided over context-parallel ranks by "
+        "ends with padding, which the data set for fine-tuning does not give",
+        kind="crash",
+        severity=3,
+        signs=Sign(
+            "megatron.core.utils:get_thd_batch_on_this_cp_rank",
+            has="tex.thd_get_partitioned_indices(cu_seqlens_padded,",
+        ),
+        affects=lambda run: (
+            run.sft and context_parallel(run) > 1 and not run.hybrid_context_parallel and not is_hybrid(run)
+        ),
+        when="--sft in a GPT with --context-parallel-size > 1, without --hybrid-context-parallel",
+        instead="train without context parallelism",
+        state="fixed in 0.18.0",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-7513",

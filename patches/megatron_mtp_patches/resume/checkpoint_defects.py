@@ -10,6 +10,7 @@ from ..defects.conditions import (
     has_gated_delta_net,
     has_megatron_fsdp,
     is_layer_wise,
+    layers_of_hybrid,
     pipeline_parallel,
     tensor_parallel,
 )
@@ -130,6 +131,26 @@ DEFECTS = (
         evidence="reproduced",
         second_reading="sources of 0.16.1, 0.17.1 and 0.18.2, and which ranks their groups put first; doctor under its "
         "flags on 0.17.1 and 0.18.2",
+    ),
+    Defect(
+        id="ML-4899",
+        effect="The convolutions of Mamba layers keep their initial values where a checkpoint of an older Megatron is "
+        "loaded that is not in the format torch_dist, because they have other names there",
+        kind="lost state",
+        severity=5,
+        signs=Sign("megatron.core.ssm.mamba_mixer:MambaMixer", has="self.conv1d_weight = nn.Parameter("),
+        affects=lambda run: (
+            "M" in layers_of_hybrid(run)
+            and (run.load or run.pretrained_checkpoint)
+            and run.ckpt_format in ("torch", "fsdp_dtensor")
+        ),
+        when="--load or --pretrained-checkpoint of a hybrid model with Mamba layers, with --ckpt-format torch or "
+        "fsdp_dtensor",
+        only_if="a Megatron before 0.19 has saved the checkpoint; if its optimizer is loaded as well, the run may end "
+        "in an error about sizes",
+        instead="convert a checkpoint in the format torch with the older Megatron (--ckpt-convert-format torch_dist)",
+        evidence="reproduced",
+        introduced_by=("NVIDIA/Megatron-LM#4899",),
     ),
     Defect(
         id="ML-3936",

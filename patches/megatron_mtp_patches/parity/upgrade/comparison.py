@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .reading import Reading
 
-_OFF = ("None", "False", "0", "0.0", "''", "[]", "()", "{}")
+_OFF = ("None", "False", "0", "0.0", "inf", "''", "[]", "()", "{}")
 
 
 class Change(NamedTuple):
@@ -17,12 +17,14 @@ class Change(NamedTuple):
         part: what it configures: "model", "optimizer", "data parallelism" or "trainer".
         before: its value in the older Megatron; '' where that has no such setting.
         after: its value in the newer one; '' where that has no such setting.
+        is_used: whether it may act in this run; not if it belongs to a feature that neither of the two uses.
     """
 
     name: str
     part: str
     before: str
     after: str
+    is_used: bool = True
 
     @property
     def is_off(self) -> bool:
@@ -75,4 +77,5 @@ def compare(before: Reading, after: Reading) -> Comparison:
 
 def _change(name: str, before: Reading, after: Reading) -> Change:
     values = [reading.settings.get(name, ("", "")) for reading in (before, after)]
-    return Change(name, values[1][1] or values[0][1], values[0][0], values[1][0])
+    is_used = any(name in reading.settings and name not in reading.unused for reading in (before, after))
+    return Change(name, values[1][1] or values[0][1], values[0][0], values[1][0], is_used)

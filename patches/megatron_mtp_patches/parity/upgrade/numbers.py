@@ -13,6 +13,20 @@ from .small_run import SmallRunNumbers
 Lines = list[dict[str, tuple[float | None, float | None]]]
 
 
+class CutDefect(NamedTuple):
+    """A known defect that affects a cut in one of the two, where no patch removes it.
+
+    Attributes:
+        id: of the defect.
+        text: what it does, in a sentence without a full stop.
+        has_it: "older" or "newer", the Megatron that has it.
+    """
+
+    id: str
+    text: str
+    has_it: str
+
+
 class CutNumbers(NamedTuple):
     """The numbers of a cut.
 
@@ -23,6 +37,7 @@ class CutNumbers(NamedTuple):
             one does not log it; no steps where it does not train in both.
         deviations: what differs beyond the tolerance, step by step, the largest first.
         begins: the first hidden state that differs, or gradient of one; None where something else differs before.
+        defects: those known ones that affect it in one of the two alone.
     """
 
     name: str
@@ -30,6 +45,7 @@ class CutNumbers(NamedTuple):
     lines: Lines
     deviations: list[Deviation]
     begins: Deviation | None
+    defects: list[CutDefect]
 
 
 class Functions(NamedTuple):
@@ -43,15 +59,21 @@ class Functions(NamedTuple):
 def compare_numbers(before: SmallRunNumbers, after: SmallRunNumbers) -> Iterator[CutNumbers]:
     """Yield the numbers of one rank, then those of each cut."""
     for name in dict.fromkeys((*before.records, *before.refusals, *after.records, *after.refusals)):
+        defects = _compare_defects(before.defects.get(name, {}), after.defects.get(name, {}))
         if name not in before.records or name not in after.records:
             refusals = (before.refusals.get(name, ""), after.refusals.get(name, ""))
-            yield CutNumbers(name, refusals, [], [], None)
+            yield CutNumbers(name, refusals, [], [], None, defects)
             continue
         ranks = before.records[name], after.records[name]
         assert before.tolerance is not None  # of the older Megatron, which has drawn the weights
         verdict = judge(compare(*ranks), before.tolerance)
         lines = _side_by_side(*(some[-1] for some in ranks))
-        yield CutNumbers(name, ("", ""), lines, verdict.findings, verdict.begins)
+        yield CutNumbers(name, ("", ""), lines, verdict.findings, verdict.begins, defects)
+
+
+def _compare_defects(before: dict[str, str], after: dict[str, str]) -> list[CutDefect]:
+    older = [CutDefect(one, text, "older") for one, text in before.items() if one not in after]
+    return older + [CutDefect(one, text, "newer") for one, text in after.items() if one not in before]
 
 
 def compare_functions(before: SmallRunNumbers, after: SmallRunNumbers) -> Functions:

@@ -16,6 +16,7 @@ from ...doctor.flags import read, refusals
 from ...megatron_engine import ENGINE
 from ...megatrons.installed import describe_megatron
 from ..trainer import import_trainer, prepare, silence
+from .features import find_unused
 from .trees import Tree
 
 # The configurations that Megatron's trainer makes of its arguments, by what they configure.
@@ -36,6 +37,7 @@ class Reading(NamedTuple):
         findings: the known defects that affect the run, each as a `Finding`'s fields.
         unknown: the flags that Megatron does not know.
         settings: {name: (value in words, what it configures)}, after Megatron has set the defaults.
+        unused: the names of those that belong to a feature that the run does not use.
         patches: {id: state}.
     """
 
@@ -45,6 +47,7 @@ class Reading(NamedTuple):
     findings: list[dict[str, Any]]
     unknown: list[str]
     settings: dict[str, tuple[str, str]]
+    unused: list[str]
     patches: dict[str, str]
 
 
@@ -65,8 +68,9 @@ def read_here(options: tuple[list[str], int | None]) -> bytes:
     import_trainer(version)
     with silence():
         line = read(flags, world_size)
+    run, settings = RunSettings(line.sources, version), _describe_settings(line.sources)
     with refusals():
-        findings = [asdict(one) for one in find_defects(RunSettings(line.sources, version))]
+        findings = [asdict(one) for one in find_defects(run)]
     origin = "" if is_installed else " (not installed; this release was made for it)"
     reading = Reading(
         megatron=describe_megatron(),
@@ -74,7 +78,8 @@ def read_here(options: tuple[list[str], int | None]) -> bytes:
         world_size=line.world_size,
         findings=findings,
         unknown=line.unknown.names,
-        settings=_describe_settings(line.sources),
+        settings=settings,
+        unused=list(find_unused(settings, run)),
         patches={patch.id: str(ENGINE.report(patch).state) for patch in CATALOG},
     )
     return json.dumps(reading._asdict()).encode()

@@ -9,20 +9,23 @@ import ast
 import hashlib
 import io
 import sys
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
+from ...doctor.findings import diagnose_sources
+from ...doctor.flags import read
 from ...engine import UsageError
 from ...engine.source import ask, find_definition
-from ..cuts import list_cuts, reference_flags
+from ..cuts import Cut, list_cuts, reference_flags
 from ..flags import join
 from ..processes import Failed, prepare, run, run_with
 from ..samples import UNEVEN
 from ..scripts import find_script
 from ..small import shrink
 from ..study import Study
+from ..trainer import silence
 from ..training import Job, Record, train
 from ..verdict import Tolerance
 from .trees import Tree
@@ -56,6 +59,7 @@ class SmallRunNumbers(NamedTuple):
         records: {name of a cut: those of its ranks}; that of one rank is called ONE_RANK.
         refusals: {name of a cut: why it does not train}.
         functions: {function of Megatron that ran on one rank: digest of its source}.
+        defects: {name of a cut: {id of each known defect that affects it and that no patch removes: what it does}}.
         draw: which random weights.
         tolerance: how far numbers may deviate from those of one rank; None where the draw was given.
     """
@@ -63,6 +67,7 @@ class SmallRunNumbers(NamedTuple):
     records: dict[str, list[Record]]
     refusals: dict[str, str]
     functions: dict[str, str]
+    defects: dict[str, dict[str, str]]
     draw: int
     tolerance: Tolerance | None
 
@@ -94,12 +99,14 @@ def _train(options: SmallRunOptions) -> SmallRunNumbers:
     if draw is None:
         study = Study(script, small, UNEVEN)
         draw, tolerance = study.trainings.draw, study.reference.tolerance
-    one_rank = run_with(Job(script, join(reference_flags(small)), 1, UNEVEN, draw), _trace)
+    reference = Cut(ONE_RANK, 1, reference_flags(small))
+    one_rank = run_with(Job(script, join(reference.flags), 1, UNEVEN, draw), _trace)
     if isinstance(one_rank, Failed):
         raise UsageError(f"the run made small does not train on one rank: {one_rank.error}")
     ((record, ran),) = one_rank
     records, refusals = {ONE_RANK: [record]}, {}
-    for cut in list_cuts(small, options.ranks) if options.ranks > 1 else ():
+    cuts = list(list_cuts(small, options.ranks)) if options.ranks > 1 else []
+    for cut in cuts:
         trained = run(Job(script, join(cut.flags), cut.ranks, UNEVEN, draw))
         if isinstance(trained, Failed):
             refusals[cut.name] = trained.error
@@ -107,7 +114,18 @@ def _train(options: SmallRunOptions) -> SmallRunNumbers:
             records[cut.name] = trained
     for record in (record for ranks in records.values() for record in ranks):
         record.arguments.clear()  # which have enumerations of this Megatron
-    return SmallRunNumbers(records, refusals, _digest(ran), draw, tolerance)
+    defects = {cut.name: _find_defects(cut) for cut in (reference, *cuts)}
+    return SmallRunNumbers(records, refusals, _digest(ran), defects, draw, tolerance)
+
+
+def _find_defects(cut: Cut) -> dict[str, str]:
+    try:
+        with silence():
+            sources = read(list(join(cut.flags)), cut.ranks).sources
+    except UsageError:
+        return {}
+    masks = SimpleNamespace(eod_mask_loss=True)  # uneven samples leave tokens out of the loss as well
+    return {one.id: one.text for one in diagnose_sources([masks, *sources], None) if not one.is_removed}
 
 
 def _trace(job: Job) -> tuple[Record, set[tuple[str, str]]]:
