@@ -5,6 +5,7 @@ from enum import Enum
 from types import SimpleNamespace
 
 import pytest
+from megatron_mtp_patches.engine import UsageError
 from megatron_mtp_patches.parity.upgrade import reading
 
 pytestmark = pytest.mark.forked("python")
@@ -38,3 +39,10 @@ def test_an_argument_counts_more_than_the_default_of_its_field(monkeypatch):
         "activation": (f"{__name__}.activation", "trainer"),
         "rank": ("<object object>", "trainer"),
     }
+
+
+def test_a_spec_that_megatron_lacks_is_refused():
+    for spec in (None, ["megatron.core.models.gpt.gpt_layer_specs", "spec"], ["my_layers", "spec"]):
+        reading._check_spec(SimpleNamespace(spec=spec))
+    with pytest.raises(UsageError, match=r"--spec megatron\.core\.no_layers: this Megatron has no such module"):
+        reading._check_spec(SimpleNamespace(spec=["megatron.core.no_layers", "spec"]))

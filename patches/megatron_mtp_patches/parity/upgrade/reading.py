@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from ...catalog import CATALOG
 from ...doctor.findings import RunSettings, find_defects
 from ...doctor.flags import read, refusals
+from ...engine import UsageError
+from ...engine.source import find_file
 from ...megatron_engine import ENGINE
 from ...megatrons.installed import describe_megatron
 from ..trainer import import_trainer, prepare, silence
@@ -69,6 +71,7 @@ def read_here(options: tuple[list[str], int | None]) -> bytes:
     with silence():
         line = read(flags, world_size)
     run, settings = RunSettings(line.sources, version), _describe_settings(line.sources)
+    _check_spec(run)
     with refusals():
         findings = [asdict(one) for one in find_defects(run)]
     origin = "" if is_installed else " (not installed; this release was made for it)"
@@ -83,6 +86,13 @@ def read_here(options: tuple[list[str], int | None]) -> bytes:
         patches={patch.id: str(ENGINE.report(patch).state) for patch in CATALOG},
     )
     return json.dumps(reading._asdict()).encode()
+
+
+def _check_spec(run: Any) -> None:
+    """Raise UsageError if the run, which then ends in an error, builds its layers by a module that Megatron lacks."""
+    module = run.spec[0] if run.spec else ""
+    if module.startswith("megatron.") and find_file(module) is None:  # a user's own may be on another path
+        raise UsageError(f"--spec {module}: this Megatron has no such module")
 
 
 def _describe_settings(sources: list[object]) -> dict[str, tuple[str, str]]:
