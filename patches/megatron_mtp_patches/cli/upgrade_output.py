@@ -23,7 +23,7 @@ def show_comparison(show: Show, readings: Iterable[Reading], comparison: Compari
         show(f"{word} {reading.megatron}; {reading.transformer_engine}")
     for flag in comparison.unknown:
         show(f"the newer Megatron does not know {flag}", "red")
-    for title, findings in (("go", comparison.gone), ("come", comparison.new)):
+    for title, findings in (("come", comparison.new), ("go", comparison.gone)):
         show(f"\nKnown defects of this run that {title}: {len(findings)}", "bold")
         show_findings(show, (Finding(**one) for one in findings))
     left = sum(not one["is_removed"] for one in comparison.shared)

@@ -69,7 +69,7 @@ def test_defects_of_a_cut_that_one_of_the_two_has_are_named(show, lines):
         "    known, in the newer Megatron alone: C: drifts",
         "EP2: does not train: from: KeyError; to: KeyError",
     ]
-    assert "    no known defect of this cut is in one of the two Megatrons alone" in lines
+    assert lines.count("    no known defect of this cut is in one of the two Megatrons alone") == 1  # of TP2
     assert lines[-2:] == ["* megatron.a: f, g", "* megatron.b: f"]
 
 
