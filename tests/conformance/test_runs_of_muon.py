@@ -13,6 +13,7 @@ CLIPPED = {**HEADS, "bf16": True, "use_distributed_optimizer": True}
 FSDP = {**HEADS, "use_megatron_fsdp": True}
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 GATED = {"attention_output_gate": True, "optimizer": "muon", "num_attention_heads": 16, "num_query_groups": 2}
+LAID_OUT = {"use_layer_wise_distributed_optimizer": True, "use_layer_wise_param_layout": True, "load": "x"}
 BRIDGE = {"is_of_megatron_bridge": True}
 
 
@@ -31,6 +32,12 @@ def find(id, settings):
         ("qk-clip-heads", {**CLIPPED, "experimental_attention_variant": "dsa"}, False),
         ("qk-clip-heads", {**CLIPPED, "hybrid_layer_pattern": "D-/*"}, False),
         ("qk-clip-negative-logits", {**FSDP, "megatron_fsdp_version": 2, "bf16": True}, False),
+        ("layer-wise-layout-at-resume", LAID_OUT, True),
+        ("layer-wise-layout-at-resume", {**LAID_OUT, "use_layer_wise_param_layout": False}, False),
+        ("layer-wise-without-layout", LAID_OUT, True),
+        ("layer-wise-without-layout", {**LAID_OUT, "use_layer_wise_param_layout": False}, False),
+        ("layer-wise-without-layout", {**LAID_OUT, "no_load_optim": True}, False),
+        ("layer-wise-without-layout", {**LAID_OUT, "use_layer_wise_distributed_optimizer": False}, False),
         ("ML-4646", {**FSDP, "megatron_fsdp_version": 2}, True),
         ("ML-4646", {**FSDP, "megatron_fsdp_version": 2, "bf16": True}, False),
     ],

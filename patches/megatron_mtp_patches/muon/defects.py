@@ -9,6 +9,7 @@ from ..defects.conditions import (
     data_parallel,
     expert_data_parallel,
     is_layer_wise,
+    loads_optimizer,
     tensor_parallel,
 )
 from ..defects.declare import Defect, Gap, Sign
@@ -37,6 +38,17 @@ def _has_other_rows(run: Any) -> bool:
     return bool(run.is_of_ms_swift or divides_groups or trains_vision_tower)
 
 
+def _resumes_with_layout(run: Any) -> bool:
+    """True if a layer-wise optimizer resumes that is to have a layout of parameters in DDP's buffers."""
+    return bool(is_layer_wise(run) and run.use_layer_wise_param_layout is not False and loads_optimizer(run))
+
+
+_WITH_LAYOUT = (  # the same in words
+    "--load (without --no-load-optim or --finetune) with --optimizer dist_muon, or with another one than Adam and SGD "
+    "and --use-distributed-optimizer, without --no-use-layer-wise-param-layout"
+)
+
+
 DEFECTS = (
     Defect(
         "ML-4113",
@@ -60,6 +72,43 @@ DEFECTS = (
         seen_by="copies",
         second_reading="sources of 0.17.1 to main; its program; doctor with muon, dist_muon and adam in Megatron's "
         "trainer",
+    ),
+    Defect(
+        "layer-wise-layout-at-resume",
+        "A resume from a checkpoint that was saved without the layout of parameters, which 0.18 has by default, ends "
+        "in an error about flattened_range or a missing state",
+        kind="crash",
+        severity=3,
+        signs=Sign(
+            "megatron.training.training:",
+            has="use_layer_wise_param_layout=getattr(",
+            lacks="builder.build_distributed_models(",
+        ),
+        affects=_resumes_with_layout,
+        when=_WITH_LAYOUT,
+        only_if="a Megatron before 0.18, or a run with --no-use-layer-wise-param-layout, has saved the checkpoint in "
+        "the format torch_dist",
+        instead="--no-use-layer-wise-param-layout",
+        state="fixed in 0.19.0",  # by layer-wise-without-layout; main, which has the layout again, was not tried
+        evidence="reproduced",
+    ),
+    Defect(
+        "layer-wise-without-layout",
+        "--no-use-layer-wise-param-layout is always on, so a resume from a checkpoint that 0.18 has saved without that "
+        "flag ends in a KeyError about the state of the optimizer",
+        kind="crash",
+        severity=3,
+        signs=Sign(
+            "megatron.training.training:setup_model_and_optimizer", has="return builder.build_distributed_models("
+        ),
+        fixed_by=Sign("megatron.training.models.dist_utils:", has="use_layer_wise_param_layout"),
+        affects=_resumes_with_layout,
+        when=_WITH_LAYOUT,
+        only_if="Megatron 0.18 has saved the checkpoint, in the format torch_dist, and the script builds the model "
+        "with a ModelBuilder, as pretrain_gpt.py and pretrain_hybrid.py do",
+        instead="--no-load-optim, which begins with empty states, or go on with 0.18",
+        state="fixed on main",
+        evidence="reproduced",
     ),
     Defect(
         "ML-5394",
