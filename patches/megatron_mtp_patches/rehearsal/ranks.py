@@ -9,8 +9,10 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..engine import UsageError
@@ -94,7 +96,18 @@ def _end_with_parent() -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """The first line of an error, or all of one that says what to change."""
+    """The first line of an error, or where it has none the line that raised it; all of one that says what to change.
+
+    Of torch's CheckpointException, which has the errors of all ranks, that of the first rank that has one.
+    """
     if isinstance(error, UsageError):
         return " ".join(str(error).split())[: 2 * LONGEST_ERROR]
-    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0].removesuffix(": ")[:LONGEST_ERROR]
+    if failures := getattr(error, "failures", None):
+        error = next(iter(failures.values()))[0]
+    text = f"{type(error).__name__}: {str(error).strip() or _describe_place(error)}"
+    return text.partition("\n")[0].removesuffix(": ")[:LONGEST_ERROR]
+
+
+def _describe_place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].line} ({Path(frames[-1].filename).name})" if frames else ""
