@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import status
 from ..megatrons.installed import describe_megatron
 from ..parity.comparison import HIDDEN, Deviation
+from ..parity.legitimate import Dependence
 from ..parity.small import SmallRun
 from ..parity.study import Explanation, Result, Study, applied_patches
 from ..parity.training import FrameworkRun
@@ -53,9 +54,7 @@ def show_result(show: Show, result: Result) -> None:
         show(f"    {describe_beginning(result.verdict and result.verdict.begins)}")
     else:
         show(f"{head}: {'differs as Megatron defines it' if result.depends_on_cut else 'equal'}", style="green")
-    for dependence, deviations in result.verdict.dependences.items():
-        worst = deviations[0]
-        show(f"    as Megatron defines it: {dependence.reason} ({worst.kind} {worst.name}: {worst.size:.2g})")
+    show_dependences(show, result.verdict.dependences)
     for defect in result.not_told_apart:
         show(f"    known, and not told apart from that: {defect.id}: {defect.text} ({defect.remedy})")
     for explanation in result.explanations:
@@ -68,6 +67,12 @@ def show_result(show: Show, result: Result) -> None:
             show(f"    {name} it {'is equal' if is_equal else 'still differs'}")
     if result.goes_away is not None:
         show(f"    with all patches it {'is equal' if result.goes_away else 'still differs'}")
+
+
+def show_dependences(show: Show, dependences: Mapping[Dependence, list[Deviation]]) -> None:
+    for dependence, deviations in dependences.items():
+        worst = deviations[0]
+        show(f"    as Megatron defines it: {dependence.reason} ({worst.kind} {worst.name}: {worst.size:.2g})")
 
 
 def describe_beginning(begins: Deviation | None) -> str:

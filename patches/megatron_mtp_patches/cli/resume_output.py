@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..parity.resume import Resume
-from .parity_output import SHOWN, describe_patches
+from .parity_output import SHOWN, describe_patches, show_dependences
 
 Show = Callable[..., None]
 
@@ -17,19 +17,21 @@ def show_resume(show: Show, resume: Resume) -> None:
     head = f"saved on {resume.saved.name}, {layout} ({resume.seconds:.1f} s)"
     if resume.refusal:
         show(f"{head}: is refused: {resume.refusal}", style="yellow")
-        return
-    if not resume.deviations:
-        show(f"{head}: goes on as the run that was not interrupted", style="green")
-        return
-    show(f"{head}: {len(resume.deviations)} quantities are not those of the run that went on", style="bold red")
+    elif not resume.deviations:
+        extent = ", but for what Megatron defines by layout" if resume.dependences else ""
+        show(f"{head}: goes on as the run that was not interrupted{extent}", style="green")
+    else:
+        show(f"{head}: {len(resume.deviations)} quantities are not those of the run that went on", style="bold red")
     for one in resume.deviations[:SHOWN]:
         show(f"    {one}")
+    show_dependences(show, resume.dependences)
     for defect in resume.explanations:
         show(f"    known: {defect.id}: {defect.text} ({f'patch {defect.patch}' if defect.patch else defect.remedy})")
-    if not resume.explanations:
+    if resume.deviations and not resume.explanations:
         show("    no known defect explains it")
     if resume.goes_away is not None:
-        show(f"    with all patches it {'is equal' if resume.goes_away else 'still differs'}")
+        still = "still differs" if resume.deviations else "is still refused, or differs"
+        show(f"    with all patches it {'is equal' if resume.goes_away else still}")
 
 
 def show_summary_of_resumes(show: Show, resumes: list[Resume], seconds: float) -> None:
@@ -49,6 +51,7 @@ def describe_resume(one: Resume) -> dict[str, Any]:
         "loaded": one.loaded.name,
         "refused": one.refusal,
         "deviations": list(map(str, one.deviations)),
+        "as_defined": [dependence.reason for dependence in one.dependences],
         "explanations": [asdict(defect) for defect in one.explanations],
         "goes_away": one.goes_away,
     }

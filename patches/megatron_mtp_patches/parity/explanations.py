@@ -8,7 +8,7 @@ from typing import Any
 from ..doctor.findings import Finding, RunSettings, find_defects
 from .samples import WHOLE
 
-WRONG_LOG, LOST_STATE = "wrong log", "lost state"
+WRONG_LOG, LOST_STATE, CRASH = "wrong log", "lost state", "crash"
 KINDS = {"wrong numbers", WRONG_LOG}
 
 
@@ -28,7 +28,15 @@ def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str
 
 def known_explanations_of_resume(arguments: dict[str, Any], data: str) -> list[Finding]:
     """The known defects that change a resume with these arguments, and that the patches of this process leave."""
-    kinds = {*KINDS, LOST_STATE}
+    return _acting(arguments, data, {*KINDS, LOST_STATE})
+
+
+def known_explanations_of_refusal(arguments: dict[str, Any], data: str) -> list[Finding]:
+    """The same of the defects by which saving or loading ends in an error."""
+    return _acting(arguments, data, {CRASH, LOST_STATE})
+
+
+def _acting(arguments: dict[str, Any], data: str, kinds: set[str]) -> list[Finding]:
     return [one for one in find_defects(_settings(arguments, data)) if one.kind in kinds and not one.is_removed]
 
 

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 from ..doctor.findings import Finding, RunSettings
 from .comparison import Deviation, compare, compare_random_states, compare_weights
 from .cuts import Cut, sharded_reference
-from .explanations import known_explanations_of_resume
+from .explanations import CRASH, WRONG_LOG, known_explanations_of_refusal, known_explanations_of_resume
 from .flags import Flag, join
+from .legitimate import Dependence
 from .processes import Failed, run
 from .study import Study
 from .training import Job, Record
-from .verdict import judge
+from .verdict import Verdict, judge
 
 STEPS = 3
 # A rate that the scheduler has to remember, and a checkpoint after each step.
@@ -40,8 +41,10 @@ class Resume:
         seconds: that its trainings took.
         refusal: the error with which saving or loading has ended; '' where neither has.
         deviations: what differs in the steps after the checkpoint, step by step.
-        explanations: the known defects by which a resume loses state, and that the patches leave.
-        goes_away: whether nothing differs with all patches; None where they are all applied, or nothing differs.
+        dependences: what differs because Megatron defines it by the layout, with the reason.
+        explanations: the known defects by which a resume loses state or is refused, and that the patches leave.
+        goes_away: whether with all patches it is not refused and nothing differs; None where they are all applied,
+            where nothing differs, and where it is refused on other ranks.
     """
 
     saved: Cut
@@ -49,6 +52,7 @@ class Resume:
     seconds: float = 0.0
     refusal: str = ""
     deviations: list[Deviation] = field(default_factory=list)
+    dependences: dict[Dependence, list[Deviation]] = field(default_factory=dict)
     explanations: list[Finding] = field(default_factory=list)
     goes_away: bool | None = None
 
@@ -73,6 +77,7 @@ class Resumes:
     def __init__(self, study: Study, folder: str) -> None:
         self.study, self.folder = study, Path(folder)
         self._went_on: dict[tuple[str, str | None], list[Record] | Failed] = {}
+        self._without_checkpoints: dict[Cut, list[Record] | Failed] = {}
 
     def try_all(self, cuts: list[Cut]) -> Iterator[Resume]:
         """Yield each resume when its answer is known."""
@@ -86,17 +91,30 @@ class Resumes:
         answer = self._compare(resume)
         if isinstance(answer, Failed):
             resume.refusal = answer.error
-            return
-        resume.deviations, arguments = answer
-        if resume.deviations:
-            resume.explanations = known_explanations_of_resume(arguments, self.study.data)
-            if not self.study.all_are_applied:
-                answer = self._compare(resume, "all")
-                resume.goes_away = not isinstance(answer, Failed) and not answer[0]
+            acting = known_explanations_of_refusal(self._arguments(resume), self.study.data)
+            resume.explanations = [one for one in acting if one.kind == CRASH or resume.is_same_layout]
+        else:
+            (resume.deviations, resume.dependences, _), arguments = answer
+            if resume.deviations:
+                is_in_log = any(one.kind == "log" for one in resume.deviations)
+                acting = known_explanations_of_resume(arguments, self.study.data)
+                resume.explanations = [one for one in acting if is_in_log or one.kind != WRONG_LOG]
+        is_to_explain = resume.deviations or (resume.refusal and resume.is_same_layout)
+        if is_to_explain and not self.study.all_are_applied:
+            answer = self._compare(resume, "all")
+            resume.goes_away = not isinstance(answer, Failed) and not answer[0].findings
 
-    def _compare(
-        self, resume: Resume, patches: str | None = None
-    ) -> tuple[list[Deviation], dict[str, object]] | Failed:
+    def _arguments(self, resume: Resume) -> dict[str, object]:
+        """Those of what was refused, saving or loading; {} where the layout does not train."""
+        cut = resume.saved if isinstance(self._save(resume.saved, None), Failed) else resume.loaded
+        if cut not in self._without_checkpoints:
+            self._without_checkpoints[cut] = self._train(cut, None)
+        trained = self._without_checkpoints[cut]
+        names = dict.fromkeys(("save", "load"), str(self.folder))
+        return {} if isinstance(trained, Failed) else trained[0].arguments | names
+
+    def _compare(self, resume: Resume, patches: str | None = None) -> tuple[Verdict, dict[str, object]] | Failed:
+        """What differs, and Megatron's arguments of the resume; or the error with which saving or loading has ended."""
         went_on = self._save(resume.saved, patches)
         if isinstance(went_on, Failed):
             return went_on
@@ -108,11 +126,11 @@ class Resumes:
         if resume.is_same_layout:
             deviations += compare_random_states(rest, resumed)
             beyond = [one for one in deviations if one.size]  # where nothing is added in another order
+            verdict = Verdict(sorted(beyond, key=lambda one: (one.step, -one.size)), {})
         else:
             runs = [RunSettings([SimpleNamespace(**ranks[0].arguments)], None) for ranks in (went_on, resumed)]
-            beyond = judge(deviations, self.study.reference.tolerance, *runs).findings
-        beyond.sort(key=lambda one: (one.step, -one.size))
-        return beyond, resumed[0].arguments | {"save": str(self.folder)}
+            verdict = judge(deviations, self.study.reference.tolerance, *runs)
+        return verdict, resumed[0].arguments | {"save": str(self.folder)}
 
     def _save(self, cut: Cut, patches: str | None) -> list[Record] | Failed:
         """The run that went on; of its checkpoints, the first one is the one to load."""
