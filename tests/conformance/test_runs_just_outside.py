@@ -99,6 +99,9 @@ LAYERS_LAID_OUT = {
     "use_distributed_optimizer": False,
     "use_layer_wise_param_layout": True,
 }
+SAVED_LAYER_WISE = {**OF_MEGATRONS_TRAINER, **LAYERS_LAID_OUT, "save": "x", "ckpt_format": "torch"}
+LOADED_WITH_FSDP = {**OF_MEGATRONS_TRAINER, **FSDP, "load": "x"}
+LOADED_REMAINDERS = {**PRECISION_AWARE, "load": "x", "bf16": True, "dist_ckpt_optim_fully_reshardable": True}
 
 
 @pytest.mark.parametrize(
@@ -256,6 +259,12 @@ def test_an_old_transformer_engine_adds_to_leftovers_of_sharded_gradients(
         ("ML-2288", {"async_save": True}, {"yaml_cfg": None}),  # Megatron's trainer saves synchronously
         ("ML-3736", {"save": "x", "expert_model_parallel_size": 2}, {"ckpt_format": "torch"}),
         ("ML-6858", {**OF_MEGATRONS_TRAINER, "load": "x", "expert_model_parallel_size": 2}, {"no_load_rng": True}),
+        ("fsdp-random-states-of-experts", {**LOADED_WITH_FSDP, "expert_model_parallel_size": 2}, {"finetune": True}),
+        ("fsdp-random-states-of-new-ranks", {**LOADED_WITH_FSDP, **STAGES}, {"no_load_rng": True}),
+        ("ML-4222", LOADED_REMAINDERS, {"dist_ckpt_optim_fully_reshardable": None}),
+        ("ML-4222", LOADED_REMAINDERS, {"main_params_dtype": "float16"}),
+        ("ML-5684", SAVED_LAYER_WISE, {"ckpt_format": "torch_dist"}),
+        ("ML-5684", SAVED_LAYER_WISE, {"use_layer_wise_param_layout": False}),
         ("ML-3457", RECOMPUTED, {"is_of_megatron_bridge": True}),
         ("ML-3457", RECOMPUTED, {"is_of_ms_swift": True}),
         ("ML-3457", {**RECOMPUTED, "vanilla_mbridge": True, "is_of_verl": True}, {"vanilla_mbridge": False}),

@@ -73,6 +73,11 @@ def loads_model_only(run: Any) -> bool:
     return bool(run.pretrained_checkpoint or (run.load and (run.finetune or run.no_load_optim)))
 
 
+def has_torch_dist_format(run: Any) -> bool:
+    """True if checkpoints have the format torch_dist, which is the default."""
+    return (run.ckpt_format or "torch_dist") == "torch_dist"
+
+
 def is_layer_wise(run: Any) -> bool:
     """True if ranks share out whole parameters: dist_muon, which 0.19 reads as muon with this setting."""
     return bool(run.use_layer_wise_distributed_optimizer) or str(run.optimizer).startswith("dist_")

@@ -10,6 +10,7 @@ from ..defects.conditions import (
     expert_data_parallel,
     expert_parallel,
     expert_tensor_parallel,
+    has_torch_dist_format,
     is_layer_wise,
     tensor_parallel,
 )
@@ -163,7 +164,7 @@ DEFECTS = (
             and is_layer_wise(run)
             and run.save
             and not run.no_save_optim
-            and (run.ckpt_format or "torch_dist") == "torch_dist"
+            and has_torch_dist_format(run)
         ),
         when="--save in the format torch_dist, without --no-save-optim, and --optimizer dist_muon, or another "
         f"layer-wise one, {_REPLICATED}",

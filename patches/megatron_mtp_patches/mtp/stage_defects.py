@@ -7,6 +7,7 @@ from typing import Any
 from ..defects.conditions import (
     REFUSES_DEFERRED_GRADIENTS,
     has_heads_on_last_stage,
+    has_torch_dist_format,
     pipeline_parallel,
 )
 from ..defects.declare import Defect, Diff, Sign
@@ -93,10 +94,7 @@ DEFECTS = (
         severity=3,
         signs=Sign(_SETUP, lacks="self.output_layer.weight = None"),
         affects=lambda run: (
-            _has_unused_weight(run)
-            and run.save
-            and (run.ckpt_format or "torch_dist") == "torch_dist"
-            and not run.use_megatron_fsdp
+            _has_unused_weight(run) and run.save and has_torch_dist_format(run) and not run.use_megatron_fsdp
         ),
         when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and --save in the format "
         "torch_dist, without --use-megatron-fsdp, where the heads are on the last stage, as by default",

@@ -9,25 +9,19 @@ from ..defects.conditions import (
     expert_tensor_parallel,
     has_gated_delta_net,
     has_megatron_fsdp,
+    has_torch_dist_format,
     is_layer_wise,
     layers_of_hybrid,
+    loads_optimizer,
     pipeline_parallel,
     tensor_parallel,
+    type_name,
 )
 from ..defects.declare import Defect, Diff, Sign
 
 _CHECKPOINTING = "megatron.training.checkpointing"
 _FSDP = "megatron.core.transformer.fsdp_dtensor_checkpoint"
 _COMPARES_NOTHING = "assume_ok_unexpected"  # the default of --dist-ckpt-strictness
-
-
-def _keeps_random_state(run: Any) -> bool:
-    """True if the state of the random generators is saved or loaded."""
-    return bool(run.save and not run.no_save_rng) or _loads_random_state(run)
-
-
-def _loads_random_state(run: Any) -> bool:
-    return bool(run.load and not (run.no_load_rng or run.finetune))
 
 
 def _has_distributed_optimizer(run: Any) -> bool:
@@ -55,7 +49,7 @@ DEFECTS = (
         affects=lambda run: (
             run.save
             and not run.no_save_optim
-            and (run.ckpt_format or "torch_dist") == "torch_dist"
+            and has_torch_dist_format(run)
             and run.dist_ckpt_optim_fully_reshardable
             and _has_distributed_optimizer(run)
             and _has_several_buckets(run)
@@ -175,9 +169,9 @@ DEFECTS = (
         "gated_delta_net (or gdn, gdn2) or G in --hybrid-layer-pattern, in Megatron's own trainer",
         only_if="the checkpoint is loaded with another --tensor-model-parallel-size",
         state="open",
-        evidence="read",
+        evidence="reproduced",
         second_reading="sources of 0.16.1 to main, and who calls the function that #3936 has added, in Megatron-Bridge "
-        "0.5.1 and 0.6.2 as well",
+        "0.5.1 and 0.6.2 as well; parity --resume from TP2 to one rank on 0.18.2",
     ),
     Defect(
         id="ML-5714",
@@ -193,7 +187,7 @@ DEFECTS = (
         affects=lambda run: (
             run.use_torch_fsdp2
             and (run.swiglu or run.quick_geglu or run.gated_linear_unit)
-            and (run.ckpt_format or "torch_dist") == "torch_dist"
+            and has_torch_dist_format(run)
             and (run.save or run.load or run.pretrained_checkpoint)
         ),
         when="--use-torch-fsdp2 with --swiglu or --quick-geglu, and --save, --load or --pretrained-checkpoint in the "
@@ -234,47 +228,66 @@ DEFECTS = (
         "Megatron-Bridge 0.6.2; doctor under its flags on 0.17.1 to 0.19.2",
     ),
     Defect(
-        id="ML-3736",
-        effect="Loading a checkpoint with another data-parallel size, or by 0.17 or newer, ends in an error, because "
-        "the states of the random generators are saved for that size",
+        id="ML-4222",
+        effect="A resume ends in an AssertionError: the checkpoint has the remainders of bfloat16 weights, from which "
+        "TransformerEngine makes the main parameters, as float32, and it takes int16",
         kind="crash",
         severity=3,
-        signs=Sign(f"{_CHECKPOINTING}:get_rng_state", has="if ep_size > 1:"),
-        affects=lambda run: (
-            _keeps_random_state(run) and (run.ckpt_format or "torch_dist") == "torch_dist" and expert_parallel(run) > 1
+        signs=Sign(
+            "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._set_main_param_and_optimizer_states",
+            has="self.optimizer.set_scaled_state(sharded_model_param, 'master_param', v)",
         ),
-        when="--save (without --no-save-rng) or --load (without --no-load-rng and --finetune) in the format "
-        "torch_dist, with --expert-model-parallel-size > 1",
-        only_if="the tensor- and pipeline-parallel sizes stay the same, and the data- or context-parallel size does "
-        "not, or 0.17 or newer loads the checkpoint",
-        instead="--no-load-rng in the run that loads it",
-        introduced_by=("NVIDIA/Megatron-LM#2658",),
-        state="fixed in 0.17.0",
-        evidence="read",
-        second_reading="sources of 0.16.1 and 0.17.1, with the shape that each gives the state and when they load it; "
-        "a load of 0.16.1 with each other shape",
+        affects=lambda run: (
+            loads_optimizer(run)
+            and run.use_precision_aware_optimizer
+            and run.bf16
+            and type_name(run.main_params_dtype) in ("", "float32")
+            and (run.fp8_recipe or "delayed") == "delayed"
+            and not run.optimizer_cpu_offload
+            and not run.use_megatron_fsdp
+            and (run.ckpt_format == "torch" or (has_torch_dist_format(run) and run.dist_ckpt_optim_fully_reshardable))
+        ),
+        when="--use-precision-aware-optimizer and --bf16 with --load (without --no-load-optim or --finetune), and "
+        "--ckpt-format torch or --dist-ckpt-optim-fully-reshardable, without --main-params-dtype fp16, "
+        "--optimizer-cpu-offload, a --fp8-recipe other than delayed, and --use-megatron-fsdp",
+        instead="leave out --dist-ckpt-optim-fully-reshardable, with --ckpt-format torch_dist",
+        state="open",
+        evidence="reproduced",
+        second_reading="sources of 0.16.1 to main, and TransformerEngine's FusedAdam; the pull request; parity "
+        "--resume of DP2 on 0.18.2 in each format, which goes on rightly without that flag",
     ),
     Defect(
-        id="ML-6858",
-        effect="After a resume all expert-parallel ranks go on with the random states of the first one, so what they "
-        "draw for experts and routers, as random logits, is no longer independent",
-        kind="lost state",
-        severity=2,
-        signs=Sign(f"{_CHECKPOINTING}:get_rng_state", has="(pp_size, tp_size)", lacks="dp_size"),
-        affects=lambda run: (
-            _loads_random_state(run)
-            and run.is_of_megatron_trainer
-            and (run.ckpt_format or "torch_dist") == "torch_dist"
-            and expert_parallel(run) > 1
-            and not run.data_parallel_random_init
+        id="ML-5684",
+        effect="Saving a checkpoint in the old format (--ckpt-format torch) ends in an AttributeError: beside Muon's "
+        "optimizer there is one for the other parameters, and the two together have no file of their own to save",
+        kind="crash",
+        severity=3,
+        signs=Sign(
+            "megatron.core.optimizer:_get_megatron_emerging_optimizer", has="use_separate_distributed_optimizer"
         ),
-        when="--load (without --no-load-rng and --finetune) in the format torch_dist with "
-        "--expert-model-parallel-size > 1, without --data-parallel-random-init",
-        introduced_by=("NVIDIA/Megatron-LM#3736",),
-        state="fixed after main of 2026-08-22",
+        fixed_by=(
+            Sign("megatron.core.optimizer.optimizer:ChainedOptimizer", has="def save_state_dict_to_file"),
+            # pretrain_gpt.py of 0.19 lays parameters out as before
+            Sign(
+                "megatron.training.training:setup_model_and_optimizer",
+                has="builder.build_distributed_models(",
+                lacks="use_layer_wise_param_layout",
+            ),
+        ),
+        affects=lambda run: (
+            run.save
+            and run.is_of_megatron_trainer
+            and run.ckpt_format == "torch"
+            and is_layer_wise(run)
+            and run.use_layer_wise_param_layout is True
+        ),
+        when="--save and --ckpt-format torch with --optimizer dist_muon, without --no-use-layer-wise-param-layout, in "
+        "Megatron's own trainer",
+        instead="--ckpt-format torch_dist",
+        state="open",
         evidence="reproduced",
-        second_reading="the saving and loading of random states in 0.16.1 to main; where Megatron draws from the "
-        "generator of experts; the thread of #6858; its program; parity --resume of EP2 on 0.18.2",
+        second_reading="sources of 0.17.1 to main; the pull request; parity --resume with dist_muon on 0.18.2 and "
+        "0.19.2",
     ),
     Defect(
         id="tensor-properties-of-newer-torch",
@@ -287,7 +300,7 @@ DEFECTS = (
         ),
         affects=lambda run: (
             (run.load or run.pretrained_checkpoint)
-            and (run.ckpt_format or "torch_dist") == "torch_dist"
+            and has_torch_dist_format(run)
             and (run.dist_ckpt_strictness or _COMPARES_NOTHING) != _COMPARES_NOTHING
         ),
         when="--load or --pretrained-checkpoint with a --dist-ckpt-strictness other than assume_ok_unexpected",
