@@ -9,7 +9,7 @@ from typing import Any
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.megatrons.known import DEFAULT, REFERENCE
 
-from scripts import alarms, study
+from scripts import alarms, resumes, study
 from scripts.acceptance import table as accepted
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
@@ -32,6 +32,7 @@ def blocks() -> dict[str, str]:
         "starts": "\n".join(accepted.starts(_read("starts")).lines()),
         "pins": pins(),
         "alarms": alarms.make_table(alarms.read_rows()),
+        "resumes": resumes.make_table(resumes.read_answers()),
         "parity-scores": make_block(read_scores()),
         "parity-score": make_sentence(read_scores(), DEFAULT),
         "watch-scores": "\n".join(watched.make_table(watched.read_scores())),
