@@ -116,10 +116,11 @@ DEFECTS = (
                     wrapped = wrapped.module
                 cp_group = getattr(wrapped, "cp_group", None)
                 if cp_group is None:
-                    cp_group = parallel_state.get_context_parallel_group()
-                num_tokens = num_tokens.to(output_tensor.device, copy=True)
-                torch.distributed.all_reduce(num_tokens, group=cp_group)
-                output_tensor = output_tensor * cp_group.size()
+                    cp_group = parallel_state.get_context_parallel_group(check_initialized=False)
+                if cp_group is not None and cp_group.size() > 1:
+                    num_tokens = num_tokens.to(output_tensor.device, copy=True)
+                    torch.distributed.all_reduce(num_tokens, group=cp_group)
+                    output_tensor = output_tensor * cp_group.size()
             """,
             "before",
             "config.calculate_per_token_loss",
