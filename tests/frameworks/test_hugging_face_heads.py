@@ -125,7 +125,7 @@ def test_the_commands_add_heads_that_engines_can_read(name, heads, bases, run_sh
     assert tensors == {f"model.layers.{layer}.{one}" for layer in layers for one in HEAD | BLOCK | ATTENTION[name]}
     summary = rf"{len(tensors)} tensors of heads, 0 of them not finite; \d+ of the model, 0 of them changed; 0 of all"
     assert re.search(f"{summary} differ after reading them back", checked)
-    assert f"{len(tensors)} of {heads} MTP heads" in export and "Nothing is wrong" in export
+    assert f"{len(tensors)} of {heads} MTP heads" in export and "Nothing wrong was found" in export
     out = tmp_path / "deepseek_exported"
     assert same_heads(tmp_path / "deepseek_heads" / "iter_0000006", out, heads)
     assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == heads

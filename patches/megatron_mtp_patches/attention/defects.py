@@ -16,7 +16,7 @@ from ..defects.conditions import (
     layers_of_hybrid,
     tensor_parallel,
 )
-from ..defects.declare import Defect, Diff, Sign
+from ..defects.declare import Defect, Sign
 
 _MLA = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors"
 
@@ -205,12 +205,6 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-output-norms",
-        diff=Diff(
-            "megatron.core.distributed.finalize_model_grads:_allreduce_non_tensor_model_parallel_grads",
-            '".out_norm." in name or config.sequence_parallel and getattr(param, "sequence_parallel", False)',
-            "instead of",
-            'config.sequence_parallel and getattr(param, "sequence_parallel", False)',
-        ),
         seen_by="copies",
         second_reading="the reduction and the layers of 0.16.1, 0.19.0 and main; what sequence parallelism makes of "
         "the norm; what layers of experts refuse; its program on 0.18.2; doctor under its flags and just outside; the "

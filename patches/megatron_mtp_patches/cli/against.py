@@ -17,7 +17,7 @@ def read_path(against: str | None) -> list[str] | None:
         PatchError: there is no Megatron.
         UsageError: `against` names no folder, or none with a Megatron.
     """
-    path = against.split(os.pathsep) if against else None
+    path = None if against is None else against.split(os.pathsep)
     for folder in path or ():
         if not Path(folder).is_dir():
             raise UsageError(f"--against {against}: there is no folder {folder!r}")

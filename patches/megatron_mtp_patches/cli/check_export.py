@@ -36,5 +36,6 @@ def check_export(folder: Path, base: Path | None) -> int:
         rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         show(f"* {text}: {', '.join(names[:MOST_NAMES])}{rest}", "red")
     if not problems:
-        show("Nothing is wrong: all values are finite" + (", and no tensor of the base is gone." if base else "."))
+        heads_differ = ", no tensor of the base is gone, and no head is that of the base" if base else ""
+        show(f"Nothing wrong was found: each declared head has tensors, all values are finite{heads_differ}.")
     return int(bool(problems))

@@ -144,9 +144,7 @@ def make_parser(description: str = "") -> argparse.ArgumentParser:
 
     export = subparsers.add_parser("export", help="small repairs as a patch file for your own Megatron")
     export.add_argument("--diff", action="store_true", required=True, help="print it, for `patch -p1`")
-    export.add_argument(
-        "ids", nargs="*", metavar="ID", help="of a defect or of a patch (default: each defect that has a diff)"
-    )
+    export.add_argument("ids", nargs="*", metavar="ID", help="of a defect (default: each that has a diff)")
     _add_against(export)
     export.set_defaults(carry_out=commands.export, needs_patches=False)
 

@@ -35,20 +35,30 @@ def make_unified_diffs(diffs: Iterable[Diff], path: list[str] | None = None) -> 
     `path` as above.
 
     Raises:
-        PatchError: a function has no place for its repair; where its source is known, it has one.
+        PatchError: a function has no place for its repair; where its source is known, it has one. Or a file is not in
+            UTF-8.
     """
     sources: dict[Path, bytes] = {}
     for diff in diffs:
         file = find_file(diff.module, path)
         if file is None:
             raise PatchError(f"there is no {diff.module}")
-        before = sources.get(file) or file.read_bytes()
+        before = sources.get(file) or _read(file)
         sources[file] = rewrite(before, diff)
         depth = diff.module.count(".") + (2 if file.stem == "__init__" else 1)
         name = Path(*file.parts[-depth:]).as_posix()
         # Not splitlines, for which a form feed ends a line as well.
         old, new = (io.StringIO(text.decode()).readlines() for text in (before, sources[file]))
         yield "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
+
+
+def _read(file: Path) -> bytes:
+    source = file.read_bytes()
+    try:
+        source.decode()
+    except UnicodeDecodeError as error:
+        raise PatchError(f"{file} is not in UTF-8 ({error}): convert it first") from error
+    return source
 
 
 def rewrite(source: bytes, diff: Diff) -> bytes:
@@ -77,8 +87,10 @@ def rewrite(source: bytes, diff: Diff) -> bytes:
         while lines[line - 1].lstrip().startswith(b"#"):  # these comments belong to the statement
             line -= 1
     code = textwrap.indent(textwrap.dedent(diff.code).strip(), " " * statement.col_offset)
-    blank = "\n" if diff.place == "start" else ""
-    return source[: starts[line]] + f"{code}\n{blank}".encode() + source[starts[line] :]
+    text = f"{code}\n\n" if diff.place == "start" else f"{code}\n"
+    if lines[0].endswith(b"\r\n"):
+        text = text.replace("\n", "\r\n")
+    return source[: starts[line]] + text.encode() + source[starts[line] :]
 
 
 def _statements(node: ast.AST | None) -> Iterator[ast.stmt]:
