@@ -21,7 +21,7 @@ from ..parity.cuts import Cut, list_cuts
 from ..parity.frameworks import make_run
 from ..parity.processes import prepare
 from ..parity.report import write_report
-from ..parity.resume import Resume, try_resumes
+from ..parity.resume import ONE_RANK, Resume, try_resumes
 from ..parity.scripts import find_script
 from ..parity.small import SmallRun, shrink
 from ..parity.study import MissingPackageError, Result, Study
@@ -216,7 +216,7 @@ def _exit_code_of_resumes(results: list[Resume]) -> int:
 
 def _choose_cuts(small: SmallRun, options: Options) -> list[Cut]:
     cuts = list(list_cuts(small, options.ranks))
-    names = [cut.name for cut in cuts]
+    names = [cut.name for cut in cuts] + [ONE_RANK] * options.resumes
     if unknown := [name for name in options.cuts if name not in names]:
         raise UsageError(f"no cut of this layout and --ranks {options.ranks} is {unknown[0]!r}: {', '.join(names)}")
     return [cut for cut in cuts if not options.cuts or cut.name in options.cuts]

@@ -22,6 +22,7 @@ from .training import Job, Record
 from .verdict import Verdict, judge
 
 STEPS = 3
+ONE_RANK = "one rank"  # the name of the layout without any
 # A rate that the scheduler has to remember, and a checkpoint after each step.
 _SCHEDULE = (
     Flag("--train-iters", (str(STEPS),)),
@@ -63,7 +64,7 @@ class Resume:
 
 def list_resumes(study: Study, cuts: list[Cut]) -> Iterator[Resume]:
     """Yield what is tried: each layout on the same ranks, one rank on those of each cut, and each cut on one rank."""
-    one_rank = Cut("one rank", 1, sharded_reference(study.small))
+    one_rank = Cut(ONE_RANK, 1, sharded_reference(study.small))
     for cut in (one_rank, *cuts):
         yield Resume(cut, cut)
     for cut in cuts:
