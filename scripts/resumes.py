@@ -119,8 +119,8 @@ def _describe(cell: Cell, errors: dict[str, int]) -> str:
 
 
 def _name_known(cell: Cell, what: str) -> str:
-    known = sorted({id for name in cell[what] for id in cell["known"].get(name, ())})
-    return ", ".join(known) or ("unexplained" if what == "differ" else "")
+    ids = {defect for name in cell[what] for defect in cell["known"].get(name, ())}
+    return ", ".join(sorted(ids)) or ("unexplained" if what == "differ" else "")
 
 
 def main() -> None:

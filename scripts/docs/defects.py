@@ -72,8 +72,8 @@ def diffs() -> str:
     for one in known_defects():
         if one.diff:
             fingerprints = sources.targets[one.diff.target].items()
-            known = {name for digest, names in fingerprints if digest != ABSENT for name in names}
-            releases = [name for name in releases_with(one) if name in known]
+            with_function = {name for digest, names in fingerprints if digest != ABSENT for name in names}
+            releases = [name for name in releases_with(one) if name in with_function]
             span = " to ".join(dict.fromkeys((releases[0], releases[-1])))
             rows.append(
                 [f"[{one.id}]({address(one.patch)})", str(one.severity), span, f"`{one.diff.target}`", one.effect]

@@ -67,11 +67,11 @@ def test_what_is_missing_or_broken(command, write):
     done = command("check-export", str(export), "--base", str(base))
     assert done.code == 1 and problems(done) == [
         "config.json declares 1 MTP heads, and no tensor is of these: head 0",
-        "the index names these tensors, and its file has them not: model.norm.weight",
+        "the index names these tensors, but their files do not have them: model.norm.weight",
         "the index does not name these tensors of the files, so they are not loaded: model.embed_tokens.weight, "
         "model.layers.0.w",
         "these tensors are not finite: model.layers.1.w",
-        "the base has these tensors, the export has not: lm_head.weight, model.embed_tokens.weight, model.layers.0.w, "
+        "the base has these tensors, the export does not: lm_head.weight, model.embed_tokens.weight, model.layers.0.w, "
         "model.layers.2.eh_proj.weight",
         "these tensors have another shape than in the base: model.layers.1.w ((2, 3) in the base, (1, 1))",
     ]
@@ -91,7 +91,7 @@ def test_a_copy_of_the_embedding_that_the_export_leaves_out_is_not_gone(command,
     assert command("check-export", str(export), "--base", str(base)).code == 0
     other = write("other", tensors() | copies | {"lm_head.weight": torch.ones(2, 3)}, num_nextn_predict_layers=1)
     done = command("check-export", str(export), "--base", str(other))
-    assert problems(done) == ["the base has these tensors, the export has not: lm_head.weight"]
+    assert problems(done) == ["the base has these tensors, the export does not: lm_head.weight"]
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float64", "int8", "bool", "complex64"])

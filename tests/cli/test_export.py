@@ -69,7 +69,7 @@ def test_a_function_with_another_source_is_refused(command, tree):
     file.write_text(file.read_text().replace("output_tensor /= num_microbatches", "output_tensor /= 1", 1))
     done = command("export", "--diff", "ML-7513", "--against", str(tree))
     assert done.code == 2 and done.out == ""
-    assert "schedules:forward_step_calc_loss has not the source of a known release" in done.err
+    assert "schedules:forward_step_calc_loss does not have the source of a known release" in done.err
     assert "export all diffs at once, for the source without any" in done.err
     rest = command("export", "--diff", "--against", str(tree))
     assert rest.code == 0 and "no diff for ML-7513" in rest.err and "(ML-5071," in rest.out
@@ -99,7 +99,7 @@ def test_other_ids_are_refused(command, release):
         "ML-0": "'ML-0' is no id of a known defect",
         "ML-5916": "no diff for ML-5916, whose repair is no small one; way out: patch count-experts-in-grad-norm",
         "count-loss-tokens-over-cp": "is a patch: give the ids of defects that it removes: ML-7513",
-        absent: f"this Megatron has not got {absent}",
+        absent: f"this Megatron does not have {absent}",
     }.items():
         done = command("export", "--diff", name)
         assert done.code == 2 and answer in done.err, done.err

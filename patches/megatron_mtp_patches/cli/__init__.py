@@ -24,7 +24,7 @@ Exit codes; `run` ends with that of the script:
        doctor -- FLAGS, --batch   Megatron refuses the flags, a flag is misspelt, or a patch that it needs is left out.
        upgrade                    The newer one does not know a flag, one of them refuses the flags, or is no Megatron.
        doctor --batch             A file has no run, or something keeps a setting of the patches from acting.
-       export                     This Megatron has not got the defect, or there is no diff of it.
+       export                     This Megatron does not have the defect, or there is no diff of it.
        parity                     Megatron refuses the run made small, or a cut of it, or a file has no such run.
   3    parity                     A cut, or a resumed run, differs with all patches or beyond what they remove.
        upgrade --run              A number of the run made small differs, or it does not train in both.

@@ -29,16 +29,16 @@ def export_diff(ids: list[str], against: str | None) -> int:
 
     Raises:
         PatchError: there is no Megatron.
-        UsageError: `against` has none; an id is unknown, or there is no diff for it; this Megatron has not got the
+        UsageError: `against` has none; an id is unknown, or there is no diff for it; this Megatron does not have the
             defect, or its function has an unknown source.
     """
     path = read_path(against)
     for name in ids:
-        _check(name)
+        _check_id(name)
     diffs = {one: one.diff for one in known_defects() if one.diff and (one.id in ids or not ids)}
     absent = [one for one in diffs if not has_defect(one, path)]
     unknown = [one for one in diffs if one not in absent and not is_known(diffs[one], known_sources(), path)]
-    notes = [f"this Megatron has not got {one.id}" for one in absent if ids]
+    notes = [f"this Megatron does not have {one.id}" for one in absent if ids]
     notes += [_describe_unknown(one, diffs[one], path) for one in unknown]
     if ids and notes:
         raise UsageError("; ".join(notes))
@@ -61,12 +61,12 @@ def _describe_unknown(defect: Defect, diff: Diff, path: list[str] | None) -> str
         way_out = defect.ways_out("patch {}".format)
         return f"no diff for {defect.id} here, where there is no {diff.target}; way out: {way_out}"
     return (
-        f"no diff for {defect.id}: {diff.target} has not the source of a known release. If another diff has changed "
-        f"it, export all diffs at once, for the source without any"
+        f"no diff for {defect.id}: {diff.target} does not have the source of a known release. If another diff has "
+        f"changed it, export all diffs at once, for the source without any"
     )
 
 
-def _check(name: str) -> None:
+def _check_id(name: str) -> None:
     ids = {defect.id: defect for defect in known_defects()}
     if removed := [defect.id for defect in known_defects() if defect.patch == name]:
         raise UsageError(f"{name} is a patch: give the ids of defects that it removes: {', '.join(removed)}")

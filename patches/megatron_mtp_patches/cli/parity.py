@@ -17,11 +17,11 @@ from ..doctor.launch_script import Command
 from ..doctor.run_files import read_runs
 from ..engine import UsageError
 from ..megatrons.installed import describe_megatron
-from ..parity.cuts import Cut, list_cuts
+from ..parity.cuts import ONE_RANK, Cut, list_cuts
 from ..parity.frameworks import make_run
 from ..parity.processes import prepare
 from ..parity.report import write_report
-from ..parity.resume import ONE_RANK, Resume, try_resumes
+from ..parity.resume import Resume, try_resumes
 from ..parity.scripts import find_script
 from ..parity.small import SmallRun, shrink
 from ..parity.study import MissingPackageError, Result, Study

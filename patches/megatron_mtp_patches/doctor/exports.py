@@ -49,16 +49,16 @@ class Export:
         part = config.get("text_config")
         self.config = config | (part if isinstance(part, dict) else {})
         self._open = functools.cache(_open)
-        found = {(name, file) for file in sorted(folder.glob("*.safetensors")) for name in [*self._open(file).keys()]}
-        self.files = dict(sorted(found))
+        stored = {(name, file) for file in sorted(folder.glob("*.safetensors")) for name in [*self._open(file).keys()]}
+        self.files = dict(sorted(stored))
         index = folder / "model.safetensors.index.json"
         self.indexed = set(self.files)
         if index.is_file():
             places = _read_json(index, "weight_map")["weight_map"]
             self.indexed = set(places)
-            self.files = {name: folder / place for name, place in places.items() if (name, folder / place) in found}
-        self.others = {name for name, _ in found} - self.indexed
-        if not found:
+            self.files = {name: folder / place for name, place in places.items() if (name, folder / place) in stored}
+        self.others = {name for name, _ in stored} - self.indexed
+        if not stored:
             raise UsageError(f"{folder} has no tensors in *.safetensors: other files are not read")
 
     @property
@@ -101,14 +101,15 @@ def find_problems(export: Export, base: Export | None) -> list[Problem]:
             elif old.to(new.dtype).equal(new):
                 equal.add(name)
     gone = [name for name in sorted(before.keys() - export.files.keys()) if base and not _is_copy(name, base, export)]
+    unstored = sorted(export.indexed - export.files.keys())
     same = [f"head {number}" for number, names in sorted(heads.items()) if equal.issuperset(names)]
     problems = [
         Problem(f"config.json declares {declared} MTP heads, and no tensor is of these", missing),
         Problem(f"config.json declares {declared} MTP heads, so an engine leaves these tensors out", undeclared),
-        Problem("the index names these tensors, and its file has them not", sorted(export.indexed - {*export.files})),
+        Problem("the index names these tensors, but their files do not have them", unstored),
         Problem("the index does not name these tensors of the files, so they are not loaded", sorted(export.others)),
         Problem("these tensors are not finite", broken),
-        Problem("the base has these tensors, the export has not", gone),
+        Problem("the base has these tensors, the export does not", gone),
         Problem("these tensors have another shape than in the base", reshaped),
         Problem("these heads are those of the base: they were not trained, or not exported", same),
     ]

@@ -20,6 +20,7 @@ LAYOUT = {
     "--sequence-parallel",
     "--cp-comm-type",
 }
+ONE_RANK = "one rank"  # the name of the layout without any of these
 # How data-parallel ranks share gradients and states; one rank alone has Megatron's DDP and a whole optimizer.
 SHARDING = {
     "--use-distributed-optimizer",

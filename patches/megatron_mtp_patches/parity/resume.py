@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from ..doctor.findings import Finding, RunSettings
 from .comparison import Deviation, compare, compare_random_states, compare_weights
-from .cuts import Cut, sharded_reference
+from .cuts import ONE_RANK, Cut, sharded_reference
 from .explanations import CRASH, WRONG_LOG, known_explanations_of_refusal, known_explanations_of_resume
 from .flags import Flag, join
 from .legitimate import Dependence
@@ -22,7 +22,6 @@ from .training import Job, Record
 from .verdict import Verdict, judge
 
 STEPS = 3
-ONE_RANK = "one rank"  # the name of the layout without any
 # A rate that the scheduler has to remember, and a checkpoint after each step.
 _SCHEDULE = (
     Flag("--train-iters", (str(STEPS),)),

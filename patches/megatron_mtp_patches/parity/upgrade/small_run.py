@@ -18,7 +18,7 @@ from ...doctor.findings import diagnose_sources
 from ...doctor.flags import read
 from ...engine import UsageError
 from ...engine.source import ask, find_definition
-from ..cuts import Cut, list_cuts, reference_flags
+from ..cuts import ONE_RANK, Cut, list_cuts, reference_flags
 from ..flags import join
 from ..processes import Failed, prepare, run, run_with
 from ..samples import UNEVEN
@@ -30,7 +30,6 @@ from ..training import Job, Record, train
 from ..verdict import Tolerance
 from .trees import Tree
 
-ONE_RANK = "one rank"
 _PACKAGE = "megatron."
 
 
